@@ -1,0 +1,73 @@
+"""Every error and warning hookline raises, as one tree.
+
+    HooklineError
+    ├── AddressError        (ValueError)    an address that does not parse; the position is marked
+    ├── NoSuchSite          (LookupError)   an address or pattern that matches nothing in this model
+    ├── UnsupportedModel    (TypeError)     a model or module hookline cannot attach to
+    ├── SessionError        (RuntimeError)  a session entered twice, or used after it was closed
+    ├── NotCaptured         (LookupError)   a value read before it exists, or for a visit that never ran
+    ├── AmbiguousRead       (LookupError)   one address, several visits or calls: say which
+    ├── Overwritten         (RuntimeError)  the value was changed in place after it flowed
+    ├── OutOfBudget         (MemoryError)   the next value would pass `max_bytes`
+    ├── EditError           (ValueError)    an edit returned something that does not fit its site
+    └── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
+
+    HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
+"""
+
+from __future__ import annotations
+
+
+class HooklineError(Exception):
+    """The base of everything hookline raises on purpose."""
+
+
+class AddressError(HooklineError, ValueError):
+    """Say where an address does not follow the grammar."""
+
+    def __init__(self, message: str, text: str = "", position: int | None = None) -> None:
+        self.text = text
+        self.position = position
+        if position is not None:
+            message = f"{message}\n    {text}\n    {' ' * position}^"
+        super().__init__(message)
+
+
+class NoSuchSite(HooklineError, LookupError):
+    """Say that an address or pattern names nothing in this model, and what is near."""
+
+
+class UnsupportedModel(HooklineError, TypeError):
+    """Say why hookline cannot attach to this model or module."""
+
+
+class SessionError(HooklineError, RuntimeError):
+    """Say that a session was used in a state that does not allow it."""
+
+
+class NotCaptured(HooklineError, LookupError):
+    """Say that a value is not there, and why."""
+
+
+class AmbiguousRead(HooklineError, LookupError):
+    """Say that an address names several captured values, and how to choose one."""
+
+
+class Overwritten(HooklineError, RuntimeError):
+    """Say that a captured value was changed in place after it flowed."""
+
+
+class OutOfBudget(HooklineError, MemoryError):
+    """Say that the next captured value would pass the byte budget."""
+
+
+class EditError(HooklineError, ValueError):
+    """Say how an edit's result does not fit its site."""
+
+
+class GradientError(HooklineError, RuntimeError):
+    """Say which gradient cannot be delivered truthfully, and what to do."""
+
+
+class HooklineWarning(UserWarning):
+    """What a session could not do, said when it ends."""

@@ -1,0 +1,63 @@
+"""The private corners of torch that hookline stands on, gathered in one place.
+
+Everything here exists in torch 2.11 to 2.13 and has a test of its own, so that a torch release
+that moves one of them fails there and not in a user's run. Knows nothing of hookline.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+graph_task_id = torch._C._current_graph_task_id
+"""Give the id of the backward pass this thread runs in, or -1 outside of one."""
+
+preserve_version = torch.autograd._unsafe_preserve_version_counter
+"""Make a context in which a tensor's version counter is put back at the end."""
+
+is_functorch_active = torch._C._are_functorch_transforms_active
+"""Tell whether a `torch.func` transform (grad, vmap, jvp) is running."""
+
+top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_batchedtensor
+_batch_dim = torch._C._functorch.maybe_get_bdim
+_unwrapped = torch._C._functorch.get_unwrapped
+
+
+def at_end_of_backward(callback: Any) -> None:
+    """Run `callback` when the backward pass that is running now ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def unwrap_functorch(tensor: Tensor) -> Tensor:
+    """Give the plain tensor behind `torch.func` wrappers, batch dimensions moved to the front."""
+    while _is_wrapped(tensor):
+        batch_dim = _batch_dim(tensor) if _is_batched(tensor) else -1
+        tensor = _unwrapped(tensor)
+        if batch_dim > 0:
+            tensor = tensor.movedim(batch_dim, 0)
+    return tensor
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether calling this module runs `torch.compile`d code."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def is_compile_forced_eager() -> bool:
+    """Tell whether `torch.compiler.set_stance("force_eager")` is in effect."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and dynamo._stance.stance == "force_eager"
+
+
+def is_capturing_cuda_graph(tensor: Tensor) -> bool:
+    """Tell whether the tensor's stream is recording a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

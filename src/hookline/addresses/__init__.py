@@ -1,0 +1,33 @@
+"""Say where a value is: addresses, patterns, and what they name in a model.
+
+    address.py   the text of an address and its parts
+    pattern.py   path patterns as regular expressions
+    bracket.py   `[0-11]`, `[1,3,5]` and `[!abc]` in a pattern
+    names.py     the canonical names of modules and parameters
+    resolve.py   from a selector to the sites of a model
+    nearest.py   the errors that say what is near
+
+Knows no hooks.
+"""
+
+from __future__ import annotations
+
+from hookline.addresses.address import Address, format_leaf, parse, parse_leaf
+from hookline.addresses.names import ModuleEntry, ModuleTree, ParameterEntry, unwrap
+from hookline.addresses.resolve import Selection, Selector, Site, port, resolve
+
+__all__ = [
+    "Address",
+    "ModuleEntry",
+    "ModuleTree",
+    "ParameterEntry",
+    "Selection",
+    "Selector",
+    "Site",
+    "format_leaf",
+    "parse",
+    "parse_leaf",
+    "port",
+    "resolve",
+    "unwrap",
+]

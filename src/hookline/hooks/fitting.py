@@ -1,0 +1,64 @@
+"""Check that an edited value fits where it goes, before it enters the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hookline import _trees
+from hookline._errors import EditError
+from hookline._trees import Path
+from hookline.addresses import format_leaf
+
+
+def check_fit(old: Any, new: Any, where: str, path: Path = ()) -> None:
+    """Raise an `EditError` that names the site and the difference if `new` cannot replace `old`."""
+    at = f"{where}{format_leaf(path)}"
+    if isinstance(old, Tensor):
+        _check_tensor(old, new, at)
+        return
+    items = _trees.children(old)
+    if items is None:
+        return
+    new_items = _trees.children(new)
+    names = [key for key, _ in items]
+    if new_items is None or [key for key, _ in new_items] != names:
+        got = type(new).__qualname__
+        if new_items is not None:
+            got += f" with {[key for key, _ in new_items]}"
+        raise EditError(
+            f"the edit at {at} returned {got} for a {type(old).__qualname__} with {names}. "
+            "Return the same structure, return hl.KEEP, or name one tensor in the address."
+        )
+    for (key, old_item), (_, new_item) in zip(items, new_items, strict=True):
+        check_fit(old_item, new_item, where, (*path, key))
+
+
+def _check_tensor(old: Tensor, new: Any, at: str) -> None:
+    if not isinstance(new, Tensor):
+        hint = " Return hl.KEEP to leave the value as it is." if new is None else ""
+        raise EditError(
+            f"the edit at {at} returned {_show(new)} for a tensor of shape "
+            f"{tuple(old.shape)}.{hint}"
+        )
+    if new.shape != old.shape:
+        raise EditError(
+            f"the edit at {at} returned shape {tuple(new.shape)} for {tuple(old.shape)}. "
+            "Return a tensor of the same shape, e.g. new.expand_as(value)."
+        )
+    if new.dtype != old.dtype:
+        raise EditError(
+            f"the edit at {at} returned {new.dtype} for {old.dtype}. Return new.to(value.dtype)."
+        )
+    if new.device != old.device:
+        raise EditError(
+            f"the edit at {at} returned a tensor on {new.device} for one on {old.device}. "
+            "Return new.to(value.device)."
+        )
+    if new.layout != old.layout:
+        raise EditError(f"the edit at {at} returned layout {new.layout} for {old.layout}.")
+
+
+def _show(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__qualname__}"

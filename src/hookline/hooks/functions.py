@@ -1,0 +1,279 @@
+"""`hl.hook`: a function of `(value, at)` at any site, observing or editing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._errors import EditError, NoSuchSite
+from hookline._trees import Path
+from hookline.addresses import Selector, Site, format_leaf, resolve
+from hookline.hooks import observing
+from hookline.hooks.arguments import bind, known_names, unbind
+from hookline.hooks.fitting import check_fit
+from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.sessions import Handle, Session
+from hookline.hooks.visits import KEEP, MISSING, At, Listener, Station, Visit, describe
+
+HookFunction = Callable[[Any, At], Any]
+Which = int | Container[int] | None
+"""One number, several, or None for all."""
+
+
+def is_among(number: int | None, which: Which) -> bool:
+    """Tell whether a visit or call number is one of those asked for."""
+    if which is None:
+        return True
+    if number is None:
+        return False
+    return number == which if isinstance(which, int) else number in which
+
+
+class FunctionListener(Listener):
+    """Call a user's function with the values or gradients of one site."""
+
+    __slots__ = (
+        "calls",
+        "fired",
+        "function",
+        "is_exact",
+        "keep_graph",
+        "reasons",
+        "second_order",
+        "visits",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        station: Station,
+        site: Site,
+        function: HookFunction,
+        *,
+        stage: int,
+        visits: Which = None,
+        calls: Which = None,
+        keep_graph: bool = False,
+        second_order: bool = False,
+    ) -> None:
+        super().__init__(
+            session,
+            station,
+            site.port,
+            site.leaf,
+            values=not site.is_grad,
+            gradients=site.is_grad,
+            stage=stage,
+        )
+        self.function = function
+        self.is_exact = site.is_exact
+        self.visits = visits
+        self.calls = calls
+        self.keep_graph = keep_graph
+        self.second_order = second_order
+        self.fired = 0
+        self.reasons: set[str] = set()
+
+    def applies(self, visit: Visit) -> bool:
+        if self.visits is None and self.calls is None:
+            return True
+        if visit.index is None and self.stage == 1:
+            raise EditError(
+                f"the edit at {describe(visit, self.address)} depends on the visit or call, and "
+                "this recompute cannot be traced back to one. Use torch.utils.checkpoint, or an "
+                "edit without `visits` and `calls`."
+            )
+        return is_among(visit.index, self.visits) and is_among(visit.call.index, self.calls)
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.applies(visit):
+            return args, kwargs
+        bound = bind(module, args, kwargs)
+        at = At(visit, module, "input", self.leaf)
+        new = self._pass(visit, bound, at)
+        return (args, kwargs) if new is bound else unbind(module, new, args, kwargs)
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if not self.applies(visit):
+            return output
+        at = At(visit, module, "output", self.leaf, arguments=(args, kwargs))
+        return self._pass(visit, output, at)
+
+    def _pass(self, visit: Visit, tree: Any, at: At) -> Any:
+        try:
+            value = _trees.get(tree, self.leaf) if self.leaf else tree
+        except _trees.NoSuchLeaf:
+            self.no_leaf(visit, tree)
+            return tree
+        self.fired += 1
+        if self.stage != 1:
+            if not self.keep_graph:
+                value = _detached(value)
+            observing.observe(self.session, visit, self.function, value, at)
+            return tree
+        new = observing.run(self.session, visit, at.address, self.function, value, at)
+        at.forget()
+        if new is KEEP or new is value:
+            return tree
+        check_fit(value, new, describe(visit, at.address))
+        self.session.note_edit(visit)
+        return _trees.put(tree, self.leaf, new)
+
+    def on_gradient(
+        self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
+    ) -> Tensor | None:
+        if not self.applies(visit):
+            return grad
+        self.fired += 1
+        at = At(visit, visit.station.module, port, leaf, is_grad=True)
+        if self.stage != 1:
+            value = MISSING if grad is None else grad if self.keep_graph else grad.detach()
+            observing.observe(self.session, visit, self.function, value, at)
+            return grad
+        if grad is None:
+            return None
+        self._check_order(visit, at, task)
+        new = observing.run(self.session, visit, at.address, self.function, grad, at)
+        if new is KEEP or new is grad:
+            return grad
+        check_fit(grad, new, describe(visit, at.address))
+        return new  # type: ignore[no-any-return]
+
+    def _check_order(self, visit: Visit, at: At, task: int) -> None:
+        """Refuse to edit a second-order gradient by accident: the edit is in the graph already."""
+        first = visit.made_graph
+        if first is not None and first != task and not self.second_order:
+            raise EditError(
+                f"the gradient edit at {describe(visit, at.address)} was reached again after a "
+                "backward pass with create_graph=True, so it would apply twice to second-order "
+                "gradients. Pass second_order=True if that is meant."
+            )
+        if torch.is_grad_enabled():
+            visit.made_graph = task
+
+    def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
+        self.reasons.add(reason)
+
+    def no_leaf(self, visit: Visit, tree: Any) -> None:
+        if self.is_exact and self.port == "output":
+            there = [format_leaf(path) or "the value itself" for path, _ in _trees.leaves(tree)]
+            raise NoSuchSite(
+                f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
+                f"Tensors there: {', '.join(there) or 'none'}."
+            )
+        self.reasons.add("no leaf")
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return _trees.map_tensors(value, lambda _, tensor: tensor.detach())
+
+
+def check_leaf(site: Site) -> None:
+    """Raise at once for an input name that the module's `forward` does not know."""
+    if site.port != "input" or not site.leaf or not site.is_exact:
+        return
+    names, first = known_names(site.module), site.leaf[0]
+    if names is not None and isinstance(first, str) and first not in names:
+        raise NoSuchSite(
+            f"`{site.address}`: `{type(site.module).__qualname__}.forward` has no argument "
+            f"`{first}`. It takes: {', '.join(f'`{name}`' for name in names) or 'nothing'}."
+        )
+
+
+def attach_function(
+    session: Session,
+    sites: list[Site],
+    function: HookFunction,
+    *,
+    stage: int,
+    prepend: bool = False,
+    visits: Which = None,
+    calls: Which = None,
+    keep_graph: bool = False,
+    second_order: bool = False,
+) -> None:
+    """Let a function listen at sites of a session that is not open yet."""
+    for site in sites:
+        check_leaf(site)
+        if site.port == "parameter":
+            session.follow_parameter(ParameterListener(session, site, function, stage=stage))
+            continue
+        listener = FunctionListener(
+            session,
+            session.station(site.names, site.module),
+            site,
+            function,
+            stage=stage,
+            visits=visits,
+            calls=calls,
+            keep_graph=keep_graph,
+            second_order=second_order,
+        )
+        session.listen(listener, prepend=prepend)
+
+
+def hook(
+    model: nn.Module,
+    where: Selector,
+    function: HookFunction,
+    *,
+    edit: bool = False,
+    before_edits: bool = False,
+    prepend: bool = False,
+    visits: Which = None,
+    calls: Which = None,
+    keep_graph: bool = False,
+    second_order: bool = False,
+    this_thread: bool = False,
+) -> Handle:
+    """Attach `function(value, at)` to every site that `where` names.
+
+    The function observes: its return is ignored, it runs without grad and autocast, and it gets
+    the value detached (`keep_graph=True`: with its graph). With `edit=True` it returns the new
+    value, or `hl.KEEP`; what it returns is checked against the old value first. A value of a whole
+    port comes as the module returned it, inputs as a dict of arguments by name; gradients come
+    tensor by tensor, and `at.leaf` says which.
+
+    At one site, observers with `before_edits=True` run first, then edits in the order they were
+    attached (`prepend=True`: before those attached earlier), then all other observers.
+
+        handle = hl.hook(model, "fc1:output.grad", lambda grad, at: print(at.address, grad.norm()))
+        handle.remove()
+    """
+    if edit and before_edits:
+        raise ValueError("an edit cannot run before edits; drop before_edits, or use prepend=True.")
+    session = Session(model, f"hl.hook({_show(where)})", this_thread=this_thread)
+    assert session.tree is not None
+    attach_function(
+        session,
+        resolve(session.tree, where),
+        function,
+        stage=1 if edit else 0 if before_edits else 2,
+        prepend=prepend,
+        visits=visits,
+        calls=calls,
+        keep_graph=keep_graph,
+        second_order=second_order,
+    )
+    session.open()
+    return Handle(session)
+
+
+def _show(where: object) -> str:
+    text = repr(where) if isinstance(where, (str, list, tuple)) else str(where)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,263 @@
+"""How a gradient reaches a listener, at a module's inputs and outputs.
+
+A fresh output tensor carries a tensor hook: no alias, the object stays the same. Inputs, views and
+inputs handed straight back get a tap: an identity node whose result is a detached alias, which
+shares storage and version counter with the original, is no view, and so survives in-place
+operations. Where a tapped input was changed in place, the original's history is put right.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from hookline import _trees
+from hookline._errors import GradientError
+from hookline._torch import graph_task_id, is_functorch_active, preserve_version
+from hookline._trees import Path
+from hookline.addresses import format_leaf
+from hookline.hooks.visits import Listener, Visit
+
+Ear = tuple[Listener, Visit, Path]
+"""A listener, the visit it listens in, and its leaf as the tree at hand spells it."""
+
+
+def ears_for(tree: Any, asked: Sequence[tuple[Listener, Visit]]) -> list[Ear]:
+    """Pair listeners with the place they ask for in this tree; drop those whose leaf is absent."""
+    ears = []
+    for listener, visit in asked:
+        leaf = listener.leaf
+        if leaf:
+            try:
+                leaf = _trees.canonical(tree, leaf)
+            except _trees.NoSuchLeaf:
+                listener.no_leaf(visit, tree)
+                continue
+        ears.append((listener, visit, leaf))
+    return ears
+
+
+class Tap(Function):
+    """Pass tensors through unchanged and hand their gradients to a relay in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, relay: Relay, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.relay = relay
+        ctx.set_materialize_grads(False)
+        return tuple([tensor.detach() for tensor in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        return (None, *ctx.relay.deliver(list(grads)))
+
+
+class _FunctorchTap(Function):
+    """Do what `Tap` does under `torch.func` transforms, which want a separate set-up."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(relay: Relay, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([tensor.detach() for tensor in tensors])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.relay = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        return (None, *ctx.relay.deliver(list(grads)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Tensor) -> tuple[Tensor, ...]:
+        return tuple([tangent.view_as(tangent) for tangent in tangents])
+
+
+class _Rebase(Function):
+    """Make a tensor's history run through an alias of it that was changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, original: Tensor, alias: Tensor) -> Tensor:
+        ctx.mark_dirty(original)
+        return original
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        # Zeros, not None: None would lose the rest of a view's base.
+        return torch.zeros_like(grad), grad
+
+
+class Relay:
+    """Bring the gradients of some tensors of one port to the listeners, in order."""
+
+    __slots__ = ("audits", "ears", "paths", "port")
+
+    def __init__(self, port: str, paths: list[list[Path]], ears: Sequence[Ear]) -> None:
+        self.port = port
+        self.paths = paths
+        """Where each tensor stands in the port's tree; one tensor may stand in several places."""
+        self.ears = ears
+        self.audits: list[_Audit] = []
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Serve as a tensor hook."""
+        new = self.deliver([grad])[0]
+        return None if new is grad else new
+
+    def deliver(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        for audit in self.audits:
+            audit.check()
+        task = graph_task_id()
+        for listener, visit, wanted in self.ears:
+            if not listener.session.is_open:
+                continue
+            heard = {}
+            for position, places in enumerate(self.paths):
+                path = next((p for p in places if p[: len(wanted)] == wanted), None)
+                if path is not None:
+                    grads[position] = listener.on_gradient(
+                        visit, self.port, path, grads[position], task
+                    )
+                    heard[path] = position
+            if listener.is_collective and heard:
+                given = {path: grads[position] for path, position in heard.items()}
+                for path, new in listener.on_gradients(visit, self.port, given, task).items():
+                    grads[heard[path]] = new
+        return grads
+
+
+class _Audit:
+    """Watch the original of a tapped output: changing the alias in place must not be lost on it."""
+
+    __slots__ = ("address", "base", "original", "version")
+
+    def __init__(self, original: Tensor, address: str) -> None:
+        self.original = weakref.ref(original)
+        base = original._base if original._is_view() else None
+        self.base = None if base is None else weakref.ref(base)
+        self.version = original._version
+        self.address = address
+
+    def check(self) -> None:
+        for reference in (self.original, self.base):
+            tensor = None if reference is None else reference()
+            if tensor is not None and tensor._version != self.version:
+                raise GradientError(
+                    f"`{self.address}` is a view or an unchanged input of its module, it was "
+                    "changed in place after the module returned it, and the tensor it shares "
+                    "memory with is still in use: its gradient cannot be observed without "
+                    "changing the model's. Ask for the gradient of the next module's input, "
+                    "or let the module return a new tensor."
+                )
+
+
+def _tap(relay: Relay, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    tap = _FunctorchTap if is_functorch_active() else Tap
+    aliases: tuple[Tensor, ...] = tap.apply(relay, *tensors)  # type: ignore[no-untyped-call]
+    for original, alias in zip(tensors, aliases, strict=True):
+        if original.__dict__:
+            alias.__dict__.update(original.__dict__)
+    return aliases
+
+
+def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], list[list[Path]]]:
+    """List the distinct tensors some listener wants, with every place each stands in."""
+    places: dict[int, tuple[Tensor, list[Path]]] = {}
+    for path, tensor in _trees.leaves(tree):
+        places.setdefault(id(tensor), (tensor, []))[1].append(path)
+    tensors, paths = [], []
+    for tensor, where in places.values():
+        wanted = False
+        for listener, visit, leaf in ears:
+            path = next((p for p in where if p[: len(leaf)] == leaf), None)
+            if path is None:
+                continue
+            if tensor.requires_grad:
+                wanted = True
+            else:
+                listener.no_gradient(visit, port, path, "no-grad tensor")
+        if wanted:
+            tensors.append(tensor)
+            paths.append(where)
+    return tensors, paths
+
+
+class InputTaps:
+    """The tapped arguments of one call: originals, aliases, and the version they had."""
+
+    __slots__ = ("aliases", "originals", "versions")
+
+    def __init__(self, originals: list[Tensor], aliases: tuple[Tensor, ...]) -> None:
+        self.originals = originals
+        self.aliases = aliases
+        self.versions = [tensor._version for tensor in originals]
+
+    def rebase(self) -> None:
+        """Give originals that were changed in place through their alias the right history."""
+        for original, alias, version in zip(
+            self.originals, self.aliases, self.versions, strict=True
+        ):
+            if original._version == version:
+                continue
+            if original.is_leaf:
+                raise RuntimeError(
+                    "a leaf Variable that requires grad is being used in an in-place operation."
+                )
+            with preserve_version(original):
+                _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
+
+
+def tap_inputs(bound: dict[str, Any], ears: Sequence[Ear]) -> tuple[dict[int, Tensor], InputTaps | None]:
+    """Tap the wanted tensors among the named arguments; give the swaps and the taps made."""
+    tensors, paths = _gather(bound, ears, "input")
+    if not tensors:
+        return {}, None
+    aliases = _tap(Relay("input", paths, ears), tensors)
+    swaps = {id(tensor): alias for tensor, alias in zip(tensors, aliases, strict=True)}
+    return swaps, InputTaps(tensors, aliases)
+
+
+def wire_outputs(
+    output: Any, ears: Sequence[Ear], received: dict[int, int], path_of_module: str
+) -> Any:
+    """Have the gradients of the wanted output tensors delivered; give the output that flows on.
+
+    `received` maps the ids of the module's input tensors to the version they came in with.
+    """
+    tensors, paths = _gather(output, ears, "output")
+    if not tensors:
+        return output
+    together = len(tensors) > 1 and any(listener.is_collective for listener, _, _ in ears)
+    swaps: dict[int, Tensor] = {}
+    tapped: list[Tensor] = []
+    tapped_paths: list[list[Path]] = []
+    for tensor, places in zip(tensors, paths, strict=True):
+        if together or _needs_tap(tensor, received):
+            tapped.append(tensor)
+            tapped_paths.append(places)
+        else:
+            tensor.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
+            tensor.register_hook(Relay("output", [places], ears))  # type: ignore[no-untyped-call]
+    if tapped:
+        relay = Relay("output", tapped_paths, ears)
+        for tensor, places in zip(tapped, tapped_paths, strict=True):
+            if not is_functorch_active():
+                address = f"{path_of_module}:output{format_leaf(places[0])}.grad"
+                relay.audits.append(_Audit(tensor, address))
+        aliases = _tap(relay, tapped)
+        swaps = {id(tensor): alias for tensor, alias in zip(tapped, aliases, strict=True)}
+    return _trees.replace_tensors(output, swaps) if swaps else output
+
+
+def _needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
+    if tensor.is_leaf or tensor._is_view() or isinstance(tensor, nn.Parameter):
+        return True
+    # An input handed back: its own hook would see the caller's other uses of it too. One that the
+    # module changed in place is a new value under the old object.
+    return received.get(id(tensor)) == tensor._version

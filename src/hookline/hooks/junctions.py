@@ -1,0 +1,284 @@
+"""The one pre hook and one post hook that hookline puts on a module, whatever is asked there.
+
+All sessions that listen at a module share its junction, so that their order is one order: first
+those that want to see values before edits, then edits as they were attached, then those that see
+what flows on. The junction lives in the module's own hook dictionaries and nowhere else; when the
+last session leaves, both hooks go.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hookline import _trees
+from hookline._errors import UnsupportedModel
+from hookline._torch import graph_task_id
+from hookline.hooks import gradients
+from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.visits import Listener, Station, Visit
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+
+
+class _Plan:
+    """What is asked at a module now; replaced, never changed, when a session comes or goes."""
+
+    __slots__ = ("input_gradients", "inputs", "output_gradients", "outputs", "stations")
+
+    def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
+        ordered = sorted(listeners, key=lambda listener: (listener.stage, listener.sequence))
+        at_input = [listener for listener in ordered if listener.port == "input"]
+        at_output = [listener for listener in ordered if listener.port == "output"]
+        self.stations = tuple(stations)
+        self.inputs = tuple([listener for listener in at_input if listener.values])
+        self.outputs = tuple([listener for listener in at_output if listener.values])
+        self.input_gradients = tuple([listener for listener in at_input if listener.gradients])
+        self.output_gradients = tuple([listener for listener in at_output if listener.gradients])
+
+
+class _Frame:
+    """One execution of a module that is under way."""
+
+    __slots__ = ("exception", "received", "taps", "visits")
+
+    def __init__(self) -> None:
+        self.visits: dict[Session, Visit] = {}
+        self.exception = sys.exc_info()[1]
+        self.taps: gradients.InputTaps | None = None
+        self.received: dict[int, int] = {}
+
+
+class Junction:
+    """Dispatch one module's calls to the sessions that listen there."""
+
+    __slots__ = ("_handles", "_listeners", "_stations", "frames", "plan")
+
+    def __init__(self) -> None:
+        self._stations: list[tuple[Session, Station]] = []
+        self._listeners: list[Listener] = []
+        self._handles: list[RemovableHandle] = []
+        self.plan = _Plan([], [])
+        self.frames: dict[int, list[_Frame]] = {}
+
+    @staticmethod
+    def at(module: nn.Module) -> Junction:
+        """Give the module's junction; put one there if it has none."""
+        for hook in module._forward_hooks.values():
+            if type(hook) is _PostHook:
+                junction = hook.junction
+                for handle in junction._handles:  # see what hooks added since have made of it
+                    hooks = handle.hooks_dict_ref()
+                    if hooks is not None and handle.id in hooks:
+                        hooks.move_to_end(handle.id)
+                return junction
+        junction = Junction()
+        junction._handles = [
+            module.register_forward_pre_hook(_PreHook(junction), with_kwargs=True),
+            module.register_forward_hook(_PostHook(junction), with_kwargs=True, always_call=True),
+        ]
+        return junction
+
+    def join(self, session: Session, station: Station, listeners: list[Listener]) -> None:
+        """Let a session listen here."""
+        self._stations.append((session, station))
+        self._listeners.extend(listeners)
+        self.plan = _Plan(self._stations, self._listeners)
+
+    def leave(self, session: Session) -> None:
+        """Forget a session; remove the hooks with the last one."""
+        self._stations = [pair for pair in self._stations if pair[0] is not session]
+        self._listeners = [one for one in self._listeners if one.session is not session]
+        self.plan = _Plan(self._stations, self._listeners)
+        if not self._stations:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self.frames.clear()
+
+    def keep_edits(self, session: Session) -> None:
+        """Drop all of a session's listeners here but those that edit values."""
+        self._listeners = [
+            one
+            for one in self._listeners
+            if one.session is not session or (one.stage == 1 and one.values)
+        ]
+        self.plan = _Plan(self._stations, self._listeners)
+
+    def sessions(self) -> list[Session]:
+        """List who listens here."""
+        return [session for session, _ in self._stations]
+
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Run before the module's forward."""
+        thread = get_ident()
+        task = graph_task_id()
+        plan = self.plan
+        frame = _Frame()
+        visits = frame.visits
+        for session, station in plan.stations:
+            visit = session.begin(station, thread, task)
+            if visit is not None:
+                visits[session] = visit
+        stack = self.frames.get(thread)
+        if stack is None:
+            stack = self.frames[thread] = []
+        stack.append(frame)
+        if not visits:
+            return None
+        before_args, before_kwargs = args, kwargs
+        for listener in plan.inputs:
+            visit = visits.get(listener.session)
+            if visit is not None:
+                args, kwargs = listener.on_input(visit, module, args, kwargs)
+        if plan.input_gradients:
+            args, kwargs = self._tap_inputs(plan, frame, module, args, kwargs)
+        if plan.output_gradients:
+            frame.received = {
+                id(tensor): tensor._version
+                for _, tensor in _trees.leaves((args, kwargs))
+                if tensor.requires_grad
+            }
+        if args is before_args and kwargs is before_kwargs:
+            return None
+        return args, kwargs
+
+    def _tap_inputs(
+        self,
+        plan: _Plan,
+        frame: _Frame,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        asked = _may_be_wired(plan.input_gradients, frame, "input")
+        if not asked:
+            return args, kwargs
+        bound = bind(module, args, kwargs)
+        swaps, frame.taps = gradients.tap_inputs(bound, gradients.ears_for(bound, asked))
+        if not swaps:
+            return args, kwargs
+        return unbind(module, _trees.replace_tensors(bound, swaps), args, kwargs)
+
+    def leave_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Run after the module's forward, also when it raised; None keeps the output."""
+        stack = self.frames.get(get_ident())
+        if not stack:
+            return None
+        frame = stack.pop()
+        visits = frame.visits
+        if not visits:
+            return None
+        for session, visit in visits.items():
+            if visit.station.is_root:
+                session.end_root(visit)
+        if frame.taps is not None:
+            frame.taps.rebase()
+        if output is None and sys.exc_info()[1] is not frame.exception:
+            return None
+        plan = self.plan
+        before = output
+        for listener in plan.outputs:
+            visit = visits.get(listener.session)
+            if visit is not None:
+                output = listener.on_output(visit, module, args, kwargs, output)
+        if plan.output_gradients:
+            asked = _may_be_wired(plan.output_gradients, frame, "output")
+            if asked:
+                path = asked[0][1].station.path
+                ears = gradients.ears_for(output, asked)
+                output = gradients.wire_outputs(output, ears, frame.received, path)
+        return None if output is before else output
+
+
+def _may_be_wired(
+    listeners: tuple[Listener, ...], frame: _Frame, port: str
+) -> list[tuple[Listener, Visit]]:
+    """List who can be promised gradients in this execution, with the visit they belong to."""
+    asked = []
+    enabled = torch.is_grad_enabled()
+    for listener in listeners:
+        visit = frame.visits.get(listener.session)
+        if visit is None or not listener.session.is_open:
+            continue
+        if visit.is_recompute:
+            # The first pass of a reentrant checkpoint ran without grad: only its recompute has a
+            # graph. Any other recompute is there for its values alone.
+            original = visit.original
+            if original is None or port in original.wired or not enabled:
+                continue
+            visit = original
+        if not enabled:
+            listener.no_gradient(visit, port, None, "grad mode off")
+            continue
+        visit.wired.add(port)
+        asked.append((listener, visit))
+    return asked
+
+
+class _ModuleHook:
+    """A hook that a copy or a pickle of the model does not carry along."""
+
+    __slots__ = ("junction",)
+
+    def __init__(self, junction: Junction) -> None:
+        self.junction = junction
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _forget_hook
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Loadable where hookline is not installed: a standard function that does nothing here.
+        return partial, (sys.audit, "hookline.left_behind")
+
+    def __repr__(self) -> str:
+        return f"<hookline {self.junction.sessions()}>"
+
+
+def _forget_hook(module: nn.Module, *_: Any) -> None:
+    """Stand in for a hook in a copied model: remove itself when first called."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key in [key for key, hook in hooks.items() if hook is _forget_hook]:
+            del hooks[key]
+            module._forward_hooks_with_kwargs.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def refuse_tracing() -> None:
+    """Say that hooks cannot run inside a graph that `torch.compile` is tracing."""
+    raise UnsupportedModel(
+        "hookline's hooks cannot run inside torch.compile: they would be traced once and then "
+        "skipped. Call the model eagerly while you look at it: "
+        'with torch.compiler.set_stance("force_eager"): ...'
+    )
+
+
+class _PreHook(_ModuleHook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            refuse_tracing()
+        return self.junction.enter(module, args, kwargs)
+
+
+class _PostHook(_ModuleHook):
+    __slots__ = ()
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        return self.junction.leave_call(module, args, kwargs, output)

@@ -1,0 +1,73 @@
+"""Run a user's function so that watching changes nothing and failing says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline import _trees
+from hookline._errors import HooklineError
+from hookline._torch import is_capturing_cuda_graph
+from hookline.hooks.visits import At, Visit, describe
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+
+_DEVICES_WITH_AUTOCAST = ("cpu", "cuda", "xpu", "mps")
+
+
+def run(session: Session, visit: Visit, address: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's function; an error gains a note that names the site and closes the session."""
+    try:
+        return function(*args)
+    except Exception as error:
+        error.add_note(
+            f"in a hook of {session.purpose} at {describe(visit, address)}; the hook was removed"
+        )
+        session.close()
+        raise
+
+
+def observe(
+    session: Session, visit: Visit, function: Callable[[Any, At], Any], value: Any, at: At
+) -> None:
+    """Call an observer: its return is ignored, and nothing it does reaches the model."""
+    tensors = [tensor for _, tensor in _trees.leaves(value)]
+    versions = [None if t.is_inference() else t._version for t in tensors]
+    with _quiet(tensors):
+        run(session, visit, at.address, function, value, at)
+    at.forget()
+    for tensor, version in zip(tensors, versions, strict=True):
+        if version is not None and tensor._version != version:
+            session.close()
+            raise HooklineError(
+                f"the hook at {describe(visit, at.address)} changed the value in place; a hook "
+                "only looks. To change values use hl.edit, or hl.hook(..., edit=True)."
+            )
+
+
+@contextmanager
+def _quiet(tensors: list[Tensor]) -> Iterator[None]:
+    """Switch off grad and autocast, and put the random state back afterwards."""
+    generators = [torch.default_generator]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        if not any(is_capturing_cuda_graph(t) for t in tensors if t.device == device):
+            generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    enabled = [kind for kind in _DEVICES_WITH_AUTOCAST if torch.is_autocast_enabled(kind)]
+    grad = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    for kind in enabled:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        for kind in enabled:
+            torch.set_autocast_enabled(kind, True)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

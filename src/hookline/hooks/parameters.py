@@ -1,0 +1,124 @@
+"""Parameters as sites: their value when a call begins, their gradient when it was accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from hookline._errors import NoSuchSite
+from hookline.addresses import Site
+from hookline.hooks import observing
+from hookline.hooks.fitting import check_fit
+from hookline.hooks.visits import KEEP, At, Call, Station, Visit, describe
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+
+
+class ParameterListener:
+    """Follow one parameter: where it lives, and what to do with its value or gradient.
+
+    An edit of the value replaces the parameter by an edited tensor while the session is open; the
+    parameter itself is never written to, and gradients reach it through the edit.
+    """
+
+    def __init__(
+        self, session: Session, site: Site, function: Callable[[Any, At], Any], *, stage: int
+    ) -> None:
+        assert site.parameter is not None and session.tree is not None
+        self.session = session
+        self.site = site
+        self.function = function
+        self.stage = stage
+        self.fired = 0
+        self._parameter: Tensor | None = None
+        self._handle: Any = None
+        found = next(
+            entry for entry in session.tree.parameters if (site.module, site.parameter) in entry.places
+        )
+        self.places = found.places
+        self._station = Station(site.names, site.module, False)
+
+    @property
+    def address(self) -> str:
+        return self.site.address
+
+    def on_call(self, call: Call) -> None:
+        """Deliver the value as a call begins, and follow a parameter that was exchanged."""
+        parameter = self._current()
+        if parameter is None:
+            return
+        if self.site.is_grad:
+            if parameter is not self._parameter:
+                self.attach()
+            return
+        visit = Visit(self._station, call, 0)
+        at = At(visit, self.site.module, "parameter")
+        self.fired += 1
+        if self.stage != 1:
+            self.on_value(visit, parameter, at)
+            return
+        new = self._run(visit, at, parameter)
+        if new is not KEEP and new is not parameter:
+            check_fit(parameter, new, describe(visit, at.address))
+            self._parameter = parameter
+            for owner, name in self.places:
+                owner._parameters[name] = new
+
+    def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
+        observing.observe(self.session, visit, self.function, parameter.detach(), at)
+
+    def attach(self) -> None:
+        """Listen for the gradient; a lazy parameter has to wait for its first call."""
+        self.detach()
+        parameter = self._current()
+        if parameter is None or not self.site.is_grad or not parameter.requires_grad:
+            return
+        self._parameter = parameter
+        self._handle = parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def detach(self) -> None:
+        """Stop listening, and put an edited parameter back."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._parameter is not None and not self.site.is_grad:
+            for owner, name in self.places:
+                owner._parameters[name] = self._parameter  # type: ignore[assignment]
+        self._parameter = None
+
+    def _current(self) -> Tensor | None:
+        if self._parameter is not None and not self.site.is_grad:
+            return self._parameter
+        owner, name = self.places[0]
+        parameter = owner._parameters.get(name)
+        if parameter is None:
+            raise NoSuchSite(f"`{self.address}` is gone: the parameter was removed or renamed.")
+        return None if isinstance(parameter, UninitializedTensorMixin) else parameter
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if not self.session.is_open or parameter.grad is None:
+            return
+        visit = Visit(self._station, self.session.latest_call(), 0)
+        at = At(visit, self.site.module, "parameter", is_grad=True)
+        self.fired += 1
+        if self.stage != 1:
+            self.on_grad(visit, parameter.grad, at)
+            return
+        new = self._run(visit, at, parameter.grad)
+        if new is not KEEP and new is not parameter.grad:
+            check_fit(parameter.grad, new, describe(visit, at.address))
+            parameter.grad = new.detach()
+
+    def on_grad(self, visit: Visit, grad: Tensor, at: At) -> None:
+        observing.observe(self.session, visit, self.function, grad.detach(), at)
+
+    def _run(self, visit: Visit, at: At, value: Tensor) -> Any:
+        if self.site.is_grad:
+            with torch.no_grad():
+                return observing.run(self.session, visit, at.address, self.function, value, at)
+        return observing.run(self.session, visit, at.address, self.function, value, at)

@@ -1,0 +1,285 @@
+"""A session owns everything one caller attached to one model, and counts calls and visits.
+
+It opens once, closes once or many times, and leaves the model as it was. Closing takes effect at
+once, also for gradients of a forward that has already run, with one exception: a value edit made
+inside a checkpointed region is repeated while that region is recomputed, because the gradient
+would be wrong without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from threading import get_ident
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hookline._errors import SessionError
+from hookline.addresses import ModuleTree
+from hookline.hooks import checkpoints
+from hookline.hooks.junctions import Junction
+from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.refusals import attachable, refuse_module
+from hookline.hooks.visits import Call, Listener, Station, Visit
+
+_CALL_CODE = nn.Module._call_impl.__code__
+
+
+class _Region:
+    """What a session knows of one checkpointed region: its visits, in order."""
+
+    __slots__ = ("is_edited", "progress", "visits")
+
+    def __init__(self) -> None:
+        self.visits: dict[Station, list[Visit]] = {}
+        self.progress: dict[tuple[Station, int], int] = {}
+        self.is_edited = False
+
+
+class Session:
+    """Attach listeners to a model, count its calls, and take everything away again."""
+
+    _sequence: ClassVar = itertools.count(1)
+
+    def __init__(self, model: nn.Module, purpose: str, *, this_thread: bool = False) -> None:
+        self.tree: ModuleTree | None = attachable(model)
+        self.purpose = purpose
+        self.is_open = False
+        self.is_lingering = False
+        self.follows_recompute = True
+        """Whether listeners are called when checkpointing runs the forward again."""
+        self.other_thread_calls = 0
+        self.calls = 0
+        self._this_thread = this_thread
+        self._thread: int | None = None
+        self._listeners: dict[Station, list[Listener]] = {}
+        self._stations: dict[int, Station] = {}
+        self._junctions: list[Junction] = []
+        self._parameters: list[ParameterListener] = []
+        self._active: dict[int, Call] = {}
+        self._latest: Call | None = None
+        self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
+        root = self.tree.entries[0]
+        self._root = self._stations[id(root.module)] = Station(root.names, root.module, True)
+        self._listeners[self._root] = []
+
+    def __repr__(self) -> str:
+        return self.purpose
+
+    @property
+    def stations(self) -> list[Station]:
+        """List the modules this session listens at, the root always among them."""
+        return list(self._stations.values())
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """List everything asked of this session."""
+        return [one for group in self._listeners.values() for one in group]
+
+    def station(self, names: tuple[str, ...], module: nn.Module) -> Station:
+        """Give this session's station at a module."""
+        station = self._stations.get(id(module))
+        if station is None:
+            refuse_module(module, names[0])
+            station = self._stations[id(module)] = Station(names, module, False)
+            self._listeners[station] = []
+        return station
+
+    def listen(self, listener: Listener, *, prepend: bool = False) -> None:
+        """Add a listener; before the session opens."""
+        number = next(Session._sequence)
+        listener.sequence = -number if prepend else number
+        self._listeners[listener.station].append(listener)
+
+    def follow_parameter(self, listener: ParameterListener) -> None:
+        """Add a parameter to follow; before the session opens."""
+        self._parameters.append(listener)
+        if not listener.site.is_grad:  # the value is taken when a call begins: notice calls there
+            assert self.tree is not None
+            for owner, _ in listener.places:
+                entry = self.tree.entry_of(owner)
+                if entry is not None:
+                    self.station(entry.names, owner)
+
+    def latest_call(self) -> Call:
+        """Give the call that began last, or one for what ran before any."""
+        if self._latest is None:
+            self._latest = Call(0, get_ident(), True)
+        return self._latest
+
+    def open(self) -> None:
+        """Attach everything."""
+        if self.is_open or self.tree is None:
+            raise SessionError(f"{self.purpose} is already open or was closed; make a new one.")
+        self._thread = get_ident() if self._this_thread else None
+        try:
+            for station in self._stations.values():
+                junction = Junction.at(station.module)
+                junction.join(self, station, self._listeners[station])
+                self._junctions.append(junction)
+        except BaseException:
+            self._detach()
+            raise
+        self.is_open = True
+        for parameter in self._parameters:
+            parameter.attach()
+
+    def close(self) -> None:
+        """Take everything away; does nothing the second time."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._active.clear()
+        for parameter in self._parameters:
+            parameter.detach()
+        self._parameters.clear()
+        waiting = [region for region, known in self._regions.items() if known.is_edited]
+        if not waiting:
+            self._detach()
+            return
+        self.is_lingering = True
+        for junction in self._junctions:
+            junction.keep_edits(self)
+        for region in waiting:
+            weakref.finalize(region, _region_gone, weakref.ref(self)).atexit = False
+
+    def release(self) -> None:
+        """Detach if no checkpointed region waits for its backward any more."""
+        if self.is_lingering and not any(known.is_edited for known in self._regions.values()):
+            self._detach()
+
+    def _detach(self) -> None:
+        self.is_lingering = False
+        for junction in self._junctions:
+            junction.leave(self)
+        self._junctions.clear()
+        self._listeners.clear()
+        self._stations.clear()
+        self._latest = None
+        self.tree = None
+
+    # Calls and visits. Everything below runs for each execution of a station's module.
+
+    def begin(self, station: Station, thread: int, task: int) -> Visit | None:
+        """Count an execution of a module; None when this session does not follow it."""
+        if task != -1:
+            return self._begin_again(station, task) if self.follows_recompute else None
+        if not self.is_open:
+            return None
+        if self._thread is not None and thread != self._thread:
+            self.other_thread_calls += 1
+            return None
+        call = self._active.get(thread)
+        if station.is_root:
+            if call is None or call.depth == 0 or not _is_nested(station.module):
+                call = self._start_call(thread, is_implicit=False)
+            call.depth += 1
+        elif call is None or (call.depth == 0 and not call.is_implicit):
+            call = self._start_call(thread, is_implicit=True)
+        counts = call.counts
+        index = counts.get(station, 0)
+        counts[station] = index + 1
+        station.runs += 1
+        visit = Visit(station, call, index)
+        if self.follows_recompute and (
+            checkpoints.in_checkpoint() is not None or not torch.is_grad_enabled()
+            if call.grad_at_start
+            else call.in_region
+        ):
+            self._note_regions(visit)
+        return visit
+
+    def end_root(self, visit: Visit) -> None:
+        """Learn that an execution of the root ended."""
+        if not visit.is_recompute and visit.call.depth:
+            visit.call.depth -= 1
+
+    def note_edit(self, visit: Visit) -> None:
+        """Learn that a value was changed in this visit: its checkpointed region needs it again."""
+        for known in (visit.original or visit).regions:
+            known.is_edited = True
+
+    def _start_call(self, thread: int, *, is_implicit: bool) -> Call:
+        for junction in self._junctions:  # what an interrupted call left behind
+            junction.frames.pop(thread, None)
+        call = Call(self.calls, thread, is_implicit)
+        if self.follows_recompute and not call.grad_at_start:
+            call.in_region = bool(checkpoints.recorded_regions())
+        self.calls += 1
+        self._active[thread] = self._latest = call
+        for parameter in self._parameters:
+            parameter.on_call(call)
+        return call
+
+    def _note_regions(self, visit: Visit) -> None:
+        for region in checkpoints.recorded_regions():
+            known = self._regions.get(region)
+            if known is None:
+                known = self._regions[region] = _Region()
+            known.visits.setdefault(visit.station, []).append(visit)
+            visit.regions = (*visit.regions, known)
+
+    def _begin_again(self, station: Station, task: int) -> Visit | None:
+        """Find the visit that a recompute repeats."""
+        region = checkpoints.recomputed_region()
+        known = None if region is None else self._regions.get(region)
+        originals = () if known is None else known.visits.get(station, ())
+        if known is None or not originals:
+            if self.is_lingering or self._latest is None:
+                return None
+            visit = Visit(station, self._latest, None)
+        else:
+            turn = known.progress.get((station, task), 0)
+            known.progress[station, task] = turn + 1
+            original = originals[min(turn, len(originals) - 1)]
+            visit = Visit(station, original.call, original.index, original)
+            for inner in checkpoints.recorded_regions():  # a checkpoint inside a checkpoint
+                fresh = self._regions.setdefault(inner, _Region())
+                fresh.visits.setdefault(station, []).append(original)
+                fresh.is_edited = fresh.is_edited or known.is_edited
+        visit.is_recompute = True
+        return visit
+
+
+def _region_gone(session: weakref.ref[Session]) -> None:
+    alive = session()
+    if alive is not None:
+        alive.release()
+
+
+def _is_nested(root: nn.Module) -> bool:
+    """Tell whether the root really runs inside itself, or an earlier call was interrupted."""
+    frame, seen = sys._getframe(1), 0
+    while frame is not None and seen < 2:
+        seen += frame.f_code is _CALL_CODE and frame.f_locals.get("self") is root
+        frame = frame.f_back  # type: ignore[assignment]
+    return seen == 2
+
+
+class Handle:
+    """What attaching returns: removes everything it attached, once or many times."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def is_live(self) -> bool:
+        """Tell whether the hooks are attached."""
+        return self._session.is_open
+
+    def remove(self) -> None:
+        """Remove everything this handle attached, at once; does nothing the second time."""
+        self._session.close()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "live" if self.is_live else "removed"
+        return f"<hookline.Handle: {self._session.purpose}, {state}>"

@@ -1,0 +1,266 @@
+"""When a value flows: root calls, visits of a module within one, and the `at` a hook receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from hookline._trees import Path
+from hookline.addresses import format_leaf
+from hookline.hooks.arguments import bind
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+
+
+class _Sentinel:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"hl.{self.name}"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+KEEP: Final = _Sentinel("KEEP")
+"""What an edit returns to leave a value as it is."""
+
+MISSING: Final = _Sentinel("MISSING")
+"""What a hook receives where autograd delivered no gradient."""
+
+
+class Call:
+    """One call of the root module in one thread (or what ran outside of any)."""
+
+    __slots__ = (
+        "__weakref__",
+        "counts",
+        "depth",
+        "grad_at_start",
+        "in_region",
+        "index",
+        "is_implicit",
+        "thread",
+    )
+
+    def __init__(self, index: int, thread: int, is_implicit: bool) -> None:
+        self.index = index
+        self.thread = thread
+        self.is_implicit = is_implicit
+        self.depth = 0
+        """How many executions of the root are under way."""
+        self.counts: dict[Station, int] = {}
+        self.grad_at_start = torch.is_grad_enabled()
+        self.in_region = False
+        """Whether the call began without grad inside a reentrant checkpoint."""
+
+
+class Station:
+    """One module as one session sees it: all its names, and how often it ran."""
+
+    __slots__ = ("__weakref__", "is_root", "module", "names", "runs")
+
+    def __init__(self, names: tuple[str, ...], module: nn.Module, is_root: bool) -> None:
+        self.names = names
+        self.module = module
+        self.is_root = is_root
+        self.runs = 0
+
+    @property
+    def path(self) -> str:
+        return self.names[0]
+
+
+class Visit:
+    """One execution of a module within a call. Gradient closures carry it to the backward pass."""
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "index",
+        "is_recompute",
+        "made_graph",
+        "original",
+        "record",
+        "regions",
+        "station",
+        "wired",
+    )
+
+    def __init__(
+        self, station: Station, call: Call, index: int | None, original: Visit | None = None
+    ) -> None:
+        self.station = station
+        self.call = call
+        self.index = index
+        """Which execution this is within the call; None when a recompute cannot be traced back."""
+        self.original = original
+        self.is_recompute = False
+        self.wired: set[str] = set()
+        """The ports whose tensors carry gradient hooks of this visit."""
+        self.made_graph: int | None = None
+        """The id of a backward pass with `create_graph=True` that came through here."""
+        self.regions: tuple[Any, ...] = ()
+        """What the session knows of the checkpointed regions around this visit."""
+        self.record: Any = None
+        """A weak reference to what a capture keeps of this visit."""
+
+
+class At:
+    """Where and when a hook's value is: the second argument of every hook function."""
+
+    __slots__ = (
+        "_arguments",
+        "call",
+        "is_grad",
+        "leaf",
+        "module",
+        "names",
+        "port",
+        "recompute",
+        "visit",
+    )
+
+    def __init__(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        port: str,
+        leaf: Path = (),
+        is_grad: bool = False,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> None:
+        self.names = visit.station.names
+        """Every path of the module; a shared module has several."""
+        self.module = module
+        """The module that ran."""
+        self.port = port
+        """`input`, `output` or `parameter`."""
+        self.leaf = leaf
+        """The place inside a nested value, as a tuple of names and indexes."""
+        self.is_grad = is_grad
+        """Whether the value is a gradient."""
+        self.visit = visit.index
+        """Which execution of the module this is within the call, from 0."""
+        self.call = visit.call.index
+        """Which call of the root module this is since the hook was attached, from 0."""
+        self.recompute = visit.is_recompute
+        """Whether activation checkpointing is running the forward a second time."""
+        self._arguments = arguments
+
+    @property
+    def path(self) -> str:
+        """Give the module's first name."""
+        return self.names[0]
+
+    @property
+    def address(self) -> str:
+        """Give the full address of the value."""
+        if self.port == "parameter":
+            return f"{self.names[0]}:grad" if self.is_grad else self.names[0]
+        grad = ".grad" if self.is_grad else ""
+        return f"{self.names[0]}:{self.port}{format_leaf(self.leaf)}{grad}"
+
+    @property
+    def inputs(self) -> dict[str, Any] | None:
+        """Give the module's arguments by name when the value is an output; else None.
+
+        They are there only while the hook runs: hookline does not keep them.
+        """
+        if self._arguments is None:
+            return None
+        return bind(self.module, *self._arguments)
+
+    def forget(self) -> None:
+        """Let go of the arguments; called when the hook has returned."""
+        self._arguments = None
+
+    def __repr__(self) -> str:
+        again = ", recompute" if self.recompute else ""
+        return f"<At {self.address}, call {self.call}, visit {self.visit}{again}>"
+
+
+def describe(visit: Visit, address: str) -> str:
+    """Name a place and time for an error's note."""
+    which = "unknown visit" if visit.index is None else f"visit {visit.index}"
+    again = " (recompute)" if visit.is_recompute else ""
+    return f"`{address}`, call {visit.call.index}, {which}{again}"
+
+
+class Listener:
+    """What one session asks at one module: values and gradients of one port.
+
+    `stage` orders listeners at one site: 0 sees the value before edits, 1 edits, 2 sees what flows
+    on. Subclasses override what they need; each method gives back the value that flows on.
+    """
+
+    __slots__ = ("gradients", "leaf", "port", "sequence", "session", "stage", "station", "values")
+
+    is_collective = False
+    """Whether it wants all gradients of a port together, in `on_gradients`."""
+
+    def __init__(
+        self,
+        session: Session,
+        station: Station,
+        port: str,
+        leaf: Path = (),
+        *,
+        values: bool,
+        gradients: bool,
+        stage: int,
+    ) -> None:
+        self.session = session
+        self.station = station
+        self.port = port
+        self.leaf = leaf
+        self.values = values
+        self.gradients = gradients
+        self.stage = stage
+        self.sequence = 0
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Receive the arguments of a call."""
+        return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        """Receive what the module returned."""
+        return output
+
+    def on_gradient(self, visit: Visit, port: str, leaf: Path, grad: Any, task: int) -> Any:
+        """Receive the gradient of one tensor of the port; None where autograd made none."""
+        return grad
+
+    def on_gradients(
+        self, visit: Visit, port: str, grads: dict[Path, Any], task: int
+    ) -> dict[Path, Any]:
+        """Receive all gradients of a port together; only where `is_collective`."""
+        return grads
+
+    def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
+        """Learn why a tensor of the port can have no gradient in this visit."""
+
+    def no_leaf(self, visit: Visit, tree: Any) -> None:
+        """Learn that this visit's value has no such leaf."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.station.path}:{self.port}{format_leaf(self.leaf)}"

@@ -1,0 +1,28 @@
+"""What every test starts from: one thread, one seed, the same Hypothesis examples each time."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# No deadline: the first call into torch is slow, and says nothing about the code under test.
+hypothesis.settings.register_profile("hookline", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.load_profile("hookline")
+
+
+@pytest.fixture(autouse=True)
+def seed_torch() -> None:
+    """Give each test the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
