@@ -1,18 +1,18 @@
 """Every error and warning hookline raises, as one tree.
 
-    HooklineError
-    ├── AddressError        (ValueError)    an address that does not parse; the position is marked
-    ├── NoSuchSite          (LookupError)   an address or pattern that matches nothing in this model
-    ├── UnsupportedModel    (TypeError)     a model or module hookline cannot attach to
-    ├── SessionError        (RuntimeError)  a session entered twice, or used after it was closed
-    ├── NotCaptured         (LookupError)   a value read before it exists, or for a visit that never ran
-    ├── AmbiguousRead       (LookupError)   one address, several visits or calls: say which
-    ├── Overwritten         (RuntimeError)  the value was changed in place after it flowed
-    ├── OutOfBudget         (MemoryError)   the next value would pass `max_bytes`
-    ├── EditError           (ValueError)    an edit returned something that does not fit its site
-    └── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
+HooklineError
+├── AddressError        (ValueError)    an address that does not parse; the position is marked
+├── NoSuchSite          (LookupError)   an address or pattern that matches nothing in this model
+├── UnsupportedModel    (TypeError)     a model or module hookline cannot attach to
+├── SessionError        (RuntimeError)  a session entered twice, or used after it was closed
+├── NotCaptured         (LookupError)   a value that does not exist (yet), or of no such visit
+├── AmbiguousRead       (LookupError)   one address, several visits or calls: say which
+├── Overwritten         (RuntimeError)  the value was changed in place after it flowed
+├── OutOfBudget         (MemoryError)   the next value would pass `max_bytes`
+├── EditError           (ValueError)    an edit returned something that does not fit its site
+└── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
 
-    HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
+HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""
 
-preserve_version = torch.autograd._unsafe_preserve_version_counter
+preserve_version: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 """Make a context in which a tensor's version counter is put back at the end."""
 
 is_functorch_active = torch._C._are_functorch_transforms_active

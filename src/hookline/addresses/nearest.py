@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import nn
 
 from hookline._errors import NoSuchSite
-from hookline.addresses.address import Address
+from hookline.addresses.address import PORTS, Address
 from hookline.addresses.names import WRAPPED_ATTRIBUTES, ModuleTree
 from hookline.addresses.pattern import (
     REGEX_PREFIX,
@@ -40,9 +40,9 @@ def explain_address(tree: ModuleTree, address: Address) -> NoSuchSite:
     message = f"`{address}` matches no site in {_describe(tree)}."
     if exact is None and any(map(compile_path(address.path), _hidden_names(tree))):
         message += " Modules below `parametrizations` are named by exact paths only."
-    suggestions = [f"`{path}{address.suffix}`" for path in _suggest(tree, address)]
+    suggestions = _suggest_port(tree, address) or _suggest(tree, address)
     if suggestions:
-        message += f" Nearest: {', '.join(suggestions)}."
+        message += f" Nearest: {', '.join(f'`{suggestion}`' for suggestion in suggestions)}."
     return NoSuchSite(f"{message} {_LIST_THEM}")
 
 
@@ -62,7 +62,7 @@ def explain_class(tree: ModuleTree, kind: type) -> NoSuchSite:
 
 def explain_predicate(tree: ModuleTree, predicate: Callable[..., object]) -> NoSuchSite:
     """Say that the predicate is true for no module."""
-    name = getattr(predicate, "__qualname__", type(predicate).__name__)
+    name = getattr(predicate, "__name__", type(predicate).__name__)
     return NoSuchSite(f"the predicate `{name}` is true for no module in {_describe(tree)}.")
 
 
@@ -139,11 +139,29 @@ def _hidden_names(tree: ModuleTree) -> Iterator[str]:
 
 def _suggest(tree: ModuleTree, address: Address) -> list[str]:
     names = _list_names(tree, address.port)
-    found: dict[str, None] = {}
-    for path in _propose(address.path, names):
-        if len(found) < _MOST_SUGGESTIONS and any(map(compile_path(path), names)):
-            found[path] = None
-    return list(found)
+    for proposals in _propose(address.path, names):
+        found = [path for path in dict.fromkeys(proposals) if any(map(compile_path(path), names))]
+        if found:
+            return [path + address.suffix for path in found[:_MOST_SUGGESTIONS]]
+    return []
+
+
+def _suggest_port(tree: ModuleTree, address: Address) -> list[str]:
+    """Suggest `fc1:output` for `fc1.output`, and `fc1.weight:grad` for `fc1.weight.grad`."""
+    if address.port is not None or is_regex(address.path):
+        return []
+    for port in PORTS:
+        before, found, after = f".{address.path}".rpartition(f".{port}")
+        path = before[1:]
+        if not found or after not in ("", ".grad"):
+            continue
+        if port != "grad" and tree.select(compile_path(path)):
+            return [f"{path}:{port}{after}"]
+        if port == "grad" and tree.select_parameters(compile_path(path)):
+            return [f"{path}:grad"]
+        if port == "grad" and tree.select(compile_path(path)):
+            return [f"{path}:output.grad", f"{path}:input.grad"]
+    return []
 
 
 def _list_names(tree: ModuleTree, port: str | None) -> list[str]:
@@ -155,24 +173,22 @@ def _list_names(tree: ModuleTree, port: str | None) -> list[str]:
     return names
 
 
-def _propose(path: str, names: list[str]) -> Iterator[str]:
-    """Propose other paths, the likeliest first; not all of them match."""
+def _propose(path: str, names: list[str]) -> Iterator[list[str]]:
+    """Propose other paths in groups, the likeliest first; not all of them match."""
     if is_regex(path):
-        yield f"{REGEX_PREFIX}.*(?:{path[len(REGEX_PREFIX) :]}).*"
+        yield [f"{REGEX_PREFIX}.*(?:{path[len(REGEX_PREFIX) :]}).*"]
         return
-    segments = read_path(path).segments
+    segments = list(read_path(path).segments)
+    if not segments:
+        return
     wrapped = set(WRAPPED_ATTRIBUTES.values())
-    kept = [segment for segment in segments if segment not in wrapped]
-    if kept and len(kept) < len(segments):
-        yield ".".join(kept)
+    yield [".".join(segment for segment in segments if segment not in wrapped)]
     # `layers[12]` is a character class, but a list index is what people mean by it.
-    yield re.sub(r"(?<=\w)\[([0-9]+)\]", r".\1", path)
-    yield re.sub(r"(?<=\w)\[", ".[", path)
-    yield from _repair(list(segments), names)
-    if segments and segments[0] != "**":
-        yield f"**.{path}"
-    near = difflib.get_close_matches(path, names, n=_MOST_SUGGESTIONS)
-    yield from (escape(name) for name in near)
+    yield [re.sub(r"(?<=\w)\[([0-9]+)\]", r".\1", path)]
+    yield [re.sub(r"(?<=\w)\[", ".[", path)]
+    yield [path if segments[0] == "**" else f"**.{path}"]
+    yield list(_repair(segments, names))
+    yield [escape(name) for name in difflib.get_close_matches(path, names, n=_MOST_SUGGESTIONS)]
 
 
 def _repair(segments: list[str], names: list[str]) -> Iterator[str]:
@@ -188,14 +204,14 @@ def _repair(segments: list[str], names: list[str]) -> Iterator[str]:
         siblings = {
             name.rpartition(".")[2] for name in known if name and is_parent(name.rpartition(".")[0])
         }
-        for sibling in _find_near(unescape(segments[index]), siblings):
+        for rank, sibling in enumerate(_find_near(unescape(segments[index]), siblings)):
             repaired = [*segments[:index], escape(sibling), *segments[index + 1 :]]
             whole = ".".join(repaired)
             if any(map(compile_path(whole), names)):
                 yield whole
-            elif index + 1 < len(segments):
-                yield from _repair(repaired, names)
-                yield ".".join(repaired[: index + 1])
+            elif rank == 0:
+                # The nearest only: each wrong segment would triple the search.
+                yield from list(_repair(repaired, names)) or [".".join(repaired[: index + 1])]
         return
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from hookline._trees import Path
+
 
 class _Signature(NamedTuple):
     positional: tuple[str, ...]
@@ -77,6 +79,17 @@ def unbind(
         taken = (*taken, rest)
     new_kwargs = {name: value for name, value in bound.items() if name not in taken}
     return tuple(new_args), new_kwargs
+
+
+def paths(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Path]:
+    """List where each passed argument stands among the named ones, positional ones first."""
+    names = _signature(module)
+    rest = names.rest or "args"
+    taken = len(names.positional)
+    found: list[Path] = [(name,) for name in names.positional[: len(args)]]
+    found.extend((rest, i) for i in range(len(args) - taken))
+    found.extend((name,) for name in kwargs)
+    return found
 
 
 def known_names(module: nn.Module) -> tuple[str, ...] | None:

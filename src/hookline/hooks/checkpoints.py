@@ -8,6 +8,7 @@ kind. Both live exactly as long as a backward through them is possible.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch.utils.checkpoint as torch_checkpoint
@@ -25,7 +26,7 @@ _CHECKPOINT = getattr(
 
 def in_checkpoint() -> Any | None:
     """Give the innermost non-reentrant region being recorded, or None; costs next to nothing."""
-    top = top_saved_tensor_hooks(False)
+    top: Any = top_saved_tensor_hooks(False)
     if top is None or top[0].__qualname__ != _PACK:
         return None
     return top[0].__closure__[0].cell_contents
@@ -33,8 +34,9 @@ def in_checkpoint() -> Any | None:
 
 def recorded_regions() -> list[Any]:
     """List the regions being recorded around this point, innermost first."""
-    regions = []
-    frame = sys._getframe(1)
+    innermost = in_checkpoint()
+    regions = [] if innermost is None else [innermost]
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code is _REENTRANT_FORWARD:
@@ -43,7 +45,7 @@ def recorded_regions() -> list[Any]:
             generator = frame.f_locals.get("gen")
             if generator is not None and generator.gi_frame is not None:
                 region = generator.gi_frame.f_locals.get("new_frame")
-                if region is not None:
+                if region is not None and region is not innermost:
                     regions.append(region)
         elif code is _REENTRANT_BACKWARD or code.co_qualname == _UNPACK:
             break
@@ -53,7 +55,7 @@ def recorded_regions() -> list[Any]:
 
 def recomputed_region() -> Any | None:
     """Give the region whose forward is being repeated around this point."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code is _REENTRANT_BACKWARD:

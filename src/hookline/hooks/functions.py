@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from hookline import _trees
 from hookline._errors import EditError, NoSuchSite
 from hookline._trees import Path
 from hookline.addresses import Selector, Site, format_leaf, resolve
-from hookline.hooks import observing
+from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
 from hookline.hooks.fitting import check_fit
 from hookline.hooks.parameters import ParameterListener
@@ -31,6 +31,16 @@ def is_among(number: int | None, which: Which) -> bool:
     if number is None:
         return False
     return number == which if isinstance(which, int) else number in which
+
+
+class Options(TypedDict, total=False):
+    """How a function listens: at which stage, when, and with what it sees."""
+
+    stage: Required[int]
+    visits: Which
+    calls: Which
+    keep_graph: bool
+    second_order: bool
 
 
 class FunctionListener(Listener):
@@ -200,35 +210,24 @@ def attach_function(
     sites: list[Site],
     function: HookFunction,
     *,
-    stage: int,
     prepend: bool = False,
-    visits: Which = None,
-    calls: Which = None,
-    keep_graph: bool = False,
-    second_order: bool = False,
+    **options: Unpack[Options],
 ) -> None:
     """Let a function listen at sites of a session that is not open yet."""
     for site in sites:
         check_leaf(site)
         if site.port == "parameter":
-            session.follow_parameter(ParameterListener(session, site, function, stage=stage))
+            follower = ParameterListener(session, site, function, stage=options["stage"])
+            session.follow_parameter(follower)
             continue
-        listener = FunctionListener(
-            session,
-            session.station(site.names, site.module),
-            site,
-            function,
-            stage=stage,
-            visits=visits,
-            calls=calls,
-            keep_graph=keep_graph,
-            second_order=second_order,
+        station = session.station(site.names, site.module)
+        session.listen(
+            FunctionListener(session, station, site, function, **options), prepend=prepend
         )
-        session.listen(listener, prepend=prepend)
 
 
 def hook(
-    model: nn.Module,
+    model: nn.Module | None,
     where: Selector,
     function: HookFunction,
     *,
@@ -251,25 +250,32 @@ def hook(
 
     At one site, observers with `before_edits=True` run first, then edits in the order they were
     attached (`prepend=True`: before those attached earlier), then all other observers.
+    `model=None` means every module of every model; `where` is then `"**"`, a class or a predicate.
 
         handle = hl.hook(model, "fc1:output.grad", lambda grad, at: print(at.address, grad.norm()))
         handle.remove()
     """
     if edit and before_edits:
         raise ValueError("an edit cannot run before edits; drop before_edits, or use prepend=True.")
+    options: Options = {
+        "stage": 1 if edit else 0 if before_edits else 2,
+        "visits": visits,
+        "calls": calls,
+        "keep_graph": keep_graph,
+        "second_order": second_order,
+    }
+    if model is None:
+        return everywhere.attach(
+            f"hl.hook(None, {_show(where)})",
+            where,
+            lambda session, station, site: [
+                FunctionListener(session, station, site, function, **options)
+            ],
+        )
     session = Session(model, f"hl.hook({_show(where)})", this_thread=this_thread)
     assert session.tree is not None
-    attach_function(
-        session,
-        resolve(session.tree, where),
-        function,
-        stage=1 if edit else 0 if before_edits else 2,
-        prepend=prepend,
-        visits=visits,
-        calls=calls,
-        keep_graph=keep_graph,
-        second_order=second_order,
-    )
+    sites = resolve(session.tree, where)
+    attach_function(session, sites, function, prepend=prepend, **options)
     session.open()
     return Handle(session)
 

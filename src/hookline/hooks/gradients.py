@@ -119,7 +119,7 @@ class Relay:
                 continue
             heard = {}
             for position, places in enumerate(self.paths):
-                path = next((p for p in places if p[: len(wanted)] == wanted), None)
+                path = _first_below(places, wanted)
                 if path is not None:
                     grads[position] = listener.on_gradient(
                         visit, self.port, path, grads[position], task
@@ -130,6 +130,10 @@ class Relay:
                 for path, new in listener.on_gradients(visit, self.port, given, task).items():
                     grads[heard[path]] = new
         return grads
+
+
+def _first_below(places: list[Path], leaf: Path) -> Path | None:
+    return next((path for path in places if path[: len(leaf)] == leaf), None)
 
 
 class _Audit:
@@ -175,13 +179,13 @@ def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], li
     for tensor, where in places.values():
         wanted = False
         for listener, visit, leaf in ears:
-            path = next((p for p in where if p[: len(leaf)] == leaf), None)
-            if path is None:
+            place = _first_below(where, leaf)
+            if place is None:
                 continue
             if tensor.requires_grad:
                 wanted = True
             else:
-                listener.no_gradient(visit, port, path, "no-grad tensor")
+                listener.no_gradient(visit, port, place, "no-grad tensor")
         if wanted:
             tensors.append(tensor)
             paths.append(where)
@@ -213,7 +217,9 @@ class InputTaps:
                 _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
 
 
-def tap_inputs(bound: dict[str, Any], ears: Sequence[Ear]) -> tuple[dict[int, Tensor], InputTaps | None]:
+def tap_inputs(
+    bound: dict[str, Any], ears: Sequence[Ear]
+) -> tuple[dict[int, Tensor], InputTaps | None]:
     """Tap the wanted tensors among the named arguments; give the swaps and the taps made."""
     tensors, paths = _gather(bound, ears, "input")
     if not tensors:
@@ -243,7 +249,7 @@ def wire_outputs(
             tapped_paths.append(places)
         else:
             tensor.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
-            tensor.register_hook(Relay("output", [places], ears))  # type: ignore[no-untyped-call]
+            tensor.register_hook(Relay("output", [places], ears))
     if tapped:
         relay = Relay("output", tapped_paths, ears)
         for tensor, places in zip(tapped, tapped_paths, strict=True):

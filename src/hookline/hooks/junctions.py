@@ -191,9 +191,9 @@ class Junction:
         plan = self.plan
         before = output
         for listener in plan.outputs:
-            visit = visits.get(listener.session)
-            if visit is not None:
-                output = listener.on_output(visit, module, args, kwargs, output)
+            one = visits.get(listener.session)
+            if one is not None:
+                output = listener.on_output(one, module, args, kwargs, output)
         if plan.output_gradients:
             asked = _may_be_wired(plan.output_gradients, frame, "output")
             if asked:

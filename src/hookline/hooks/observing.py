@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _DEVICES_WITH_AUTOCAST = ("cpu", "cuda", "xpu", "mps")
 
 
-def run(session: Session, visit: Visit, address: str, function: Callable[..., Any], *args: Any) -> Any:
+def run(
+    session: Session, visit: Visit, address: str, function: Callable[..., Any], *args: Any
+) -> Any:
     """Call a user's function; an error gains a note that names the site and closes the session."""
     try:
         return function(*args)
@@ -54,9 +56,10 @@ def observe(
 def _quiet(tensors: list[Tensor]) -> Iterator[None]:
     """Switch off grad and autocast, and put the random state back afterwards."""
     generators = [torch.default_generator]
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        if not any(is_capturing_cuda_graph(t) for t in tensors if t.device == device):
-            generators.append(torch.cuda.default_generators[device.index or 0])
+    on_cuda = [tensor for tensor in tensors if tensor.is_cuda]
+    if on_cuda and not any(map(is_capturing_cuda_graph, on_cuda)):
+        devices = {tensor.device.index or 0 for tensor in on_cuda}
+        generators.extend(torch.cuda.default_generators[index] for index in devices)
     states = [generator.get_state() for generator in generators]
     enabled = [kind for kind in _DEVICES_WITH_AUTOCAST if torch.is_autocast_enabled(kind)]
     grad = torch.is_grad_enabled()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from hookline._errors import NoSuchSite
 from hookline.addresses import Site
@@ -29,7 +29,8 @@ class ParameterListener:
     def __init__(
         self, session: Session, site: Site, function: Callable[[Any, At], Any], *, stage: int
     ) -> None:
-        assert site.parameter is not None and session.tree is not None
+        assert site.parameter is not None
+        assert session.tree is not None
         self.session = session
         self.site = site
         self.function = function
@@ -38,7 +39,9 @@ class ParameterListener:
         self._parameter: Tensor | None = None
         self._handle: Any = None
         found = next(
-            entry for entry in session.tree.parameters if (site.module, site.parameter) in entry.places
+            entry
+            for entry in session.tree.parameters
+            if (site.module, site.parameter) in entry.places
         )
         self.places = found.places
         self._station = Station(site.names, site.module, False)
@@ -98,7 +101,7 @@ class ParameterListener:
         parameter = owner._parameters.get(name)
         if parameter is None:
             raise NoSuchSite(f"`{self.address}` is gone: the parameter was removed or renamed.")
-        return None if isinstance(parameter, UninitializedTensorMixin) else parameter
+        return None if is_lazy(parameter) else parameter
 
     def _accumulated(self, parameter: Tensor) -> None:
         if not self.session.is_open or parameter.grad is None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +61,7 @@ class Session:
         self._stations: dict[int, Station] = {}
         self._junctions: list[Junction] = []
         self._parameters: list[ParameterListener] = []
+        self._at_detach: list[Callable[[], None]] = []
         self._active: dict[int, Call] = {}
         self._latest: Call | None = None
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
@@ -79,11 +82,17 @@ class Session:
         """List everything asked of this session."""
         return [one for group in self._listeners.values() for one in group]
 
+    @property
+    def parameters(self) -> list[ParameterListener]:
+        """List the parameters this session follows."""
+        return list(self._parameters)
+
     def station(self, names: tuple[str, ...], module: nn.Module) -> Station:
         """Give this session's station at a module."""
         station = self._stations.get(id(module))
-        if station is None:
+        if station is None or station.is_root:
             refuse_module(module, names[0])
+        if station is None:
             station = self._stations[id(module)] = Station(names, module, False)
             self._listeners[station] = []
         return station
@@ -103,6 +112,10 @@ class Session:
                 entry = self.tree.entry_of(owner)
                 if entry is not None:
                     self.station(entry.names, owner)
+
+    def when_detached(self, callback: Callable[[], None]) -> None:
+        """Run something when the last of this session leaves the model."""
+        self._at_detach.append(callback)
 
     def latest_call(self) -> Call:
         """Give the call that began last, or one for what ran before any."""
@@ -153,6 +166,9 @@ class Session:
 
     def _detach(self) -> None:
         self.is_lingering = False
+        for callback in self._at_detach:
+            callback()
+        self._at_detach.clear()
         for junction in self._junctions:
             junction.leave(self)
         self._junctions.clear()
@@ -252,10 +268,11 @@ def _region_gone(session: weakref.ref[Session]) -> None:
 
 def _is_nested(root: nn.Module) -> bool:
     """Tell whether the root really runs inside itself, or an earlier call was interrupted."""
-    frame, seen = sys._getframe(1), 0
+    frame: FrameType | None = sys._getframe(1)
+    seen = 0
     while frame is not None and seen < 2:
         seen += frame.f_code is _CALL_CODE and frame.f_locals.get("self") is root
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return seen == 2
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from hookline._trees import Path
 from hookline.addresses import format_leaf
+from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind
 
 if TYPE_CHECKING:
@@ -165,10 +166,11 @@ class At:
     @property
     def address(self) -> str:
         """Give the full address of the value."""
+        path = escape(self.names[0])
         if self.port == "parameter":
-            return f"{self.names[0]}:grad" if self.is_grad else self.names[0]
+            return f"{path}:grad" if self.is_grad else path
         grad = ".grad" if self.is_grad else ""
-        return f"{self.names[0]}:{self.port}{format_leaf(self.leaf)}{grad}"
+        return f"{path}:{self.port}{format_leaf(self.leaf)}{grad}"
 
     @property
     def inputs(self) -> dict[str, Any] | None:
@@ -263,4 +265,4 @@ class Listener:
 
     @property
     def address(self) -> str:
-        return f"{self.station.path}:{self.port}{format_leaf(self.leaf)}"
+        return f"{escape(self.station.path)}:{self.port}{format_leaf(self.leaf)}"

@@ -1,0 +1,289 @@
+"""`hl.capture`: keep the values and gradients of named sites while a block runs."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from hookline._errors import SessionError
+from hookline.addresses import Selector, Site, resolve
+from hookline.addresses.pattern import escape
+from hookline.captures.captured import Captured
+from hookline.captures.keeping import Clone, Keeper, Reduce
+from hookline.captures.listening import (
+    CaptureListener,
+    CaptureSession,
+    ParameterCapture,
+    StopForward,
+)
+from hookline.captures.reporting import make_report
+from hookline.hooks.functions import Which, check_leaf
+from hookline.hooks.reasons import has_inplace_modules
+from hookline.hooks.refusals import attachable, generator_kind
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Grads = bool | Literal["all"]
+
+
+def capture(
+    model: nn.Module,
+    *where: Selector,
+    inputs: bool = False,
+    outputs: bool = True,
+    grads: Grads = False,
+    params: bool = False,
+    visits: Which = None,
+    calls: Which = None,
+    last: bool = False,
+    keep_graph: bool = False,
+    clone: Clone = "auto",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    select: Any = None,
+    reduce: Reduce = None,
+    max_bytes: int | None = None,
+    stop: bool = False,
+    before_edits: bool = False,
+    this_thread: bool = False,
+) -> Capture:
+    """Keep the values of named sites while a `with` block runs.
+
+        with hl.capture(model, "layers.*", grads=True) as got:
+            model(x).sum().backward()
+        got["layers.3"].output.grad
+
+    Args:
+        model: any `nn.Module`.
+        where: addresses, patterns, classes, predicates or modules; none means every module.
+        inputs: keep the arguments of the modules named without a port, by argument name.
+        outputs: keep what they return.
+        grads: keep the gradient of each captured output, and of each input named as `:input`;
+            `"all"` also of what `inputs=True` adds. Gradients appear once backward has run.
+        params: keep the modules' own parameters as a call begins (and their gradients).
+        visits: which executions within one call to keep: a number, several, or all.
+        calls: which calls of the model to keep.
+        last: keep only the last visit of each site.
+        keep_graph: keep tensors with their graph instead of detached.
+        clone: copy each tensor; `"auto"` copies where something may overwrite it. A value that was
+            overwritten all the same raises when it is read.
+        device: move what is kept there.
+        dtype: keep it as this type.
+        select: an index (`(slice(None), -1)`) or a function of a tensor; the rest is not held.
+        reduce: a function of a tensor, or `mean`, `std`, `norm`, `absmax`, `min`, `max`, `sum`.
+        max_bytes: raise `hl.OutOfBudget` before more than this is held.
+        stop: end the forward, and the block, once every site was captured.
+        before_edits: see values as they are before edits at the same site.
+        this_thread: ignore what runs in other threads.
+    """
+    return Capture(
+        model,
+        where,
+        {
+            "keep_graph": keep_graph,
+            "clone": clone,
+            "device": device,
+            "dtype": dtype,
+            "select": select,
+            "reduce": reduce,
+            "max_bytes": max_bytes,
+        },
+        inputs=inputs,
+        outputs=outputs,
+        grads=grads,
+        params=params,
+        visits=visits,
+        calls=calls,
+        last=last,
+        stop=stop,
+        before_edits=before_edits,
+        this_thread=this_thread,
+    )
+
+
+class Capture:
+    """A capture that is ready to begin: enter it with `with`, again and again if you like.
+
+    Each `with` makes new results. As a decorator it captures every call of the function; the
+    results of the latest are in the function's `captured` attribute.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        where: tuple[Selector, ...],
+        options: dict[str, Any],
+        *,
+        inputs: bool,
+        outputs: bool,
+        grads: Grads,
+        params: bool,
+        visits: Which,
+        calls: Which,
+        last: bool,
+        stop: bool,
+        before_edits: bool,
+        this_thread: bool,
+    ) -> None:
+        self._model = model
+        self._options = options
+        Keeper(**options)  # bad options are told here, not in the block
+        self._visits = visits
+        self._calls = calls
+        self._last = last
+        self._stop = stop
+        self._stage = 0 if before_edits else 2
+        self._this_thread = this_thread
+        if stop and grads:
+            raise ValueError(
+                "stop=True ends the forward early, so there is no loss to take gradients of; "
+                "drop stop or grads."
+            )
+        if grads not in (True, False, "all"):
+            raise ValueError(f"grads={grads!r} must be True, False or 'all'")
+        self._sites = _choose_sites(
+            model, where, inputs=inputs, outputs=outputs, grads=grads, params=params
+        )
+        self._session: CaptureSession | None = None
+        self._captured: Captured | None = None
+
+    def __enter__(self) -> Captured:
+        if self._session is not None:
+            raise SessionError(
+                "this capture is open already: one `with` at a time. "
+                "Make a second one with hl.capture(...)."
+            )
+        captured = Captured(is_last=self._last)
+        session = self._make_session(captured)
+        session.open()
+        self._session, self._captured = session, captured
+        return captured
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        session, captured = self._session, self._captured
+        assert session is not None
+        assert captured is not None
+        self._session = self._captured = None
+        stopped = isinstance(error, StopForward) and error.owner is session
+        report = None
+        try:
+            if error is None or stopped:
+                report = make_report(session)
+        finally:
+            session.close()
+            captured.index.is_open = False
+            captured.index.report = report
+        if report is not None:
+            report.warn(stacklevel=2)
+        return stopped
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Capture every call of a function."""
+
+        @functools.wraps(function)
+        def captured(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self as got:
+                captured.captured = got  # type: ignore[attr-defined]
+                result = function(*args, **kwargs)
+            return result
+
+        return captured
+
+    def _make_session(self, captured: Captured) -> CaptureSession:
+        session = CaptureSession(self._model, "hl.capture", this_thread=self._this_thread)
+        assert session.tree is not None
+        session.keeper = Keeper(**self._options)
+        session.captured = weakref.ref(captured)
+        session.visits = self._visits
+        session.which_calls = self._calls
+        session.copies = session.keeper.clone == "auto" and has_inplace_modules(session.tree)
+        listeners: dict[Any, CaptureListener] = {}
+        names = captured.index.names
+        for site in self._sites:
+            for name in site.names:
+                names[name] = site.path
+            if site.port == "parameter":
+                session.follow_parameter(ParameterCapture(session, site))
+                continue
+            key = (id(site.module), site.port, site.leaf)
+            listener = listeners.get(key)
+            if listener is None:
+                station = session.station(site.names, site.module)
+                listener = CaptureListener(session, station, site, stage=self._stage)
+                listeners[key] = listener
+            if site.is_grad:
+                listener.gradients = True
+            else:
+                listener.values = True
+        session.follows_recompute = any(one.gradients for one in listeners.values())
+        if self._stop:
+            wanted = {self._visits} if isinstance(self._visits, int) else self._visits
+            session.awaited = {
+                one: set(wanted) if isinstance(wanted, (set, list, tuple, range)) else {0}
+                for one in listeners.values()
+                if one.values
+            }
+        for listener in listeners.values():
+            session.listen(listener)
+        return session
+
+
+def _choose_sites(
+    model: nn.Module,
+    where: tuple[Selector, ...],
+    *,
+    inputs: bool,
+    outputs: bool,
+    grads: Grads,
+    params: bool,
+) -> list[Site]:
+    """Turn what was asked for into sites, each value and each gradient once."""
+    if not (inputs or outputs or grads or params):
+        raise ValueError("nothing to capture: inputs, outputs, grads and params are all False")
+    tree = attachable(model)
+    selectors = list(where) or ["**"]
+    found: dict[Any, Site] = {}
+
+    def add(site: Site) -> None:
+        if generator_kind(site.module) is not None and not site.is_exact:
+            return  # a pattern met a module without an output; naming it raises
+        check_leaf(site)
+        if site.key not in found or site.is_exact:
+            found[site.key] = site
+
+    for selector in selectors:
+        at_output = resolve(tree, selector, default_port="output")
+        at_input = resolve(tree, selector, default_port="input")
+        named = {site.key for site in at_output} & {site.key for site in at_input}
+        for site in [*at_input, *at_output]:
+            is_default = site.key not in named
+            if not is_default or (inputs if site.port == "input" else outputs):
+                add(site)
+            wants_grad = grads and (
+                site.port != "input" or (grads == "all" and inputs) or not is_default
+            )
+            if wants_grad and not site.is_grad:
+                add(_gradient_of(site))
+            if params and site.port != "parameter":
+                for parameter in tree.parameters:
+                    if any(owner is site.module for owner, _ in parameter.places):
+                        own = resolve(tree, escape(parameter.names[0]))[0]
+                        add(own)
+                        if grads:
+                            add(_gradient_of(own))
+    return list(found.values())
+
+
+def _gradient_of(site: Site) -> Site:
+    return Site(site.names, site.module, site.port, site.leaf, True, site.parameter, site.is_exact)

@@ -1,0 +1,434 @@
+"""The results of a capture: read by address, by attribute, by iteration, as a table."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookline._errors import AmbiguousRead, NotCaptured
+from hookline._tables import Table
+from hookline.addresses import format_leaf, parse
+from hookline.captures.records import ParameterRecord, VisitRecord
+from hookline.captures.tabulating import tabulate
+
+if TYPE_CHECKING:
+    from hookline.captures.reporting import Report
+
+
+class Index:
+    """What calls share with the capture they belong to: the names, and why some are missing.
+
+    Calls do not point back to the capture: a cycle would keep tensors alive after their last use.
+    """
+
+    def __init__(self, is_last: bool) -> None:
+        self.is_last = is_last
+        self.is_open = True
+        self.names: dict[str, str] = {}
+        """Every name that was asked for, with the one results are kept under."""
+        self.report: Report | None = None
+
+    def explain_missing(self, path: str, call: int | None = None) -> NotCaptured:
+        """Say why there is nothing under a path."""
+        if path in self.names:
+            where = "" if call is None else f" in call {call}"
+            why = self.report.why(self.names[path]) if self.report is not None else ""
+            when = "yet" if self.is_open else "in this capture"
+            return NotCaptured(
+                f"`{path}` has no value{where} {when}: it did not run. {why}".strip()
+            )
+        near = difflib.get_close_matches(path, self.names, 3, 0.5)
+        hint = f" Nearest: {', '.join(f'`{name}`' for name in near)}." if near else ""
+        return NotCaptured(
+            f"`{path}` was not asked for in this capture.{hint} "
+            f"Name it in hl.capture(model, '{path}')."
+        )
+
+
+class CapturedVisit:
+    """What was captured of one visit of one module."""
+
+    __slots__ = ("_call", "_record")
+
+    def __init__(self, record: VisitRecord, call: CapturedCall) -> None:
+        self._record = record
+        self._call = call
+
+    @property
+    def path(self) -> str:
+        """Give the module's first name."""
+        return self._record.path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Give every name of the module."""
+        return self._record.names
+
+    @property
+    def visit(self) -> int:
+        """Give which execution within the call this was."""
+        return self._record.visit
+
+    @property
+    def call(self) -> int:
+        """Give which call of the root module this was in."""
+        return self._record.call
+
+    @property
+    def output(self) -> Any:
+        """Give what the module returned: a tensor, or the tree it returned."""
+        return self._record.value("output", ())
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Give the arguments by their names in `forward`'s signature."""
+        found: dict[str, Any] = self._record.value("input", ())
+        return found
+
+    @property
+    def input(self) -> Any:
+        """Give the only argument; raise where there are several."""
+        inputs = self.inputs
+        if len(inputs) != 1:
+            names = ", ".join(f"`{name}`" for name in inputs)
+            raise AmbiguousRead(
+                f"`{self.path}` has {len(inputs)} arguments: {names or 'none'}. "
+                "Read one by its name in .inputs."
+            )
+        return next(iter(inputs.values()))
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """Give the module's own parameters as they were when the call began."""
+        prefix = f"{self.path}." if self.path else ""
+        found = {
+            name.removeprefix(prefix): record.read(is_grad=False)
+            for name, record in self._call.parameters.items()
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+            if record.value is not None
+        }
+        if not found:
+            raise NotCaptured(
+                f"no parameters of `{self.path}` were captured; use hl.capture(..., params=True)."
+            )
+        return found
+
+    def grads(self, port: str = "output") -> list[Any]:
+        """List the gradients of a port, one for each backward pass that came through."""
+        passes = {
+            task: None
+            for (where, _), found in self._record.grads.items()
+            if where == port
+            for task in found
+        }
+        return [self._record.gradient(port, (), number) for number in range(len(passes))]
+
+    def __repr__(self) -> str:
+        held = ", ".join(port + format_leaf(leaf) for port, leaf in self._record.trees)
+        return f"<{self.path or 'root'} ({self._record.type_name}), visit {self.visit}: {held}>"
+
+
+class _Reader:
+    """Reading by address; a call and a whole capture read alike."""
+
+    def _visits(self, path: str) -> list[CapturedVisit]:
+        raise NotImplementedError
+
+    def _parameter(self, path: str) -> list[ParameterRecord]:
+        raise NotImplementedError
+
+    def _explain_missing(self, path: str) -> NotCaptured:
+        raise NotImplementedError
+
+    def _choose(self, path: str, visits: list[CapturedVisit], visit: int | None) -> CapturedVisit:
+        raise NotImplementedError
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Any:
+        text, visit = key if isinstance(key, tuple) else (key, None)
+        if not isinstance(text, str) or not (visit is None or isinstance(visit, int)):
+            raise TypeError(
+                f"read with an address, or an address and a visit: got['fc1'], got['fc1', 1]; "
+                f"not {key!r}"
+            )
+        address = parse(text)
+        path = address.path.replace("\\", "")
+        parameters = self._parameter(path) if address.port in (None, "grad") else []
+        if parameters:
+            if len(parameters) > 1:
+                raise AmbiguousRead(
+                    f"`{path}` was captured in {len(parameters)} calls; choose one: "
+                    f"got.calls[0]['{text}']."
+                )
+            return parameters[0].read(is_grad=address.port == "grad")
+        visits = self._visits(path)
+        if not visits:
+            raise self._explain_missing(path)
+        chosen = self._choose(path, visits, visit)
+        if address.port is None:
+            return chosen
+        if address.is_grad:
+            return chosen._record.gradient(address.port, address.leaf)
+        return chosen._record.value(address.port, address.leaf)
+
+
+class CapturedCall(_Reader):
+    """What was captured in one call of the root module."""
+
+    def __init__(self, number: int, index: Index) -> None:
+        self.number = number
+        """Which call since the capture began, from 0."""
+        self.records: dict[tuple[str, int], VisitRecord] = {}
+        self.parameters: dict[str, ParameterRecord] = {}
+        self._index = index
+
+    def _visits(self, path: str) -> list[CapturedVisit]:
+        path = self._index.names.get(path, path)
+        return [
+            CapturedVisit(record, self)
+            for (name, _), record in self.records.items()
+            if name == path
+        ]
+
+    def _parameter(self, path: str) -> list[ParameterRecord]:
+        record = self.parameters.get(self._index.names.get(path, path))
+        return [] if record is None else [record]
+
+    def _explain_missing(self, path: str) -> NotCaptured:
+        return self._index.explain_missing(path, self.number)
+
+    def _choose(self, path: str, visits: list[CapturedVisit], visit: int | None) -> CapturedVisit:
+        if visit is None:
+            if len(visits) == 1 or self._index.is_last:
+                return visits[-1]
+            raise AmbiguousRead(
+                f"`{path}` ran {len(visits)} times in this call; choose a visit: "
+                f"got['{path}', {visits[0].visit}], or capture with last=True."
+            )
+        known = {one.visit: one for one in visits}
+        if visit < 0 and len(visits) + visit >= 0:
+            return visits[visit]
+        if visit not in known:
+            raise NotCaptured(
+                f"`{path}` has no visit {visit} in this call; captured visits: "
+                f"{', '.join(map(str, known))}."
+            )
+        return known[visit]
+
+    def __iter__(self) -> Iterator[CapturedVisit]:
+        for record in self.records.values():
+            yield CapturedVisit(record, self)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        return f"<call {self.number}: {len(self.records)} visits>"
+
+
+class Captured(_Reader):
+    """The values of some sites over some calls.
+
+    got["fc1"].output            what the module returned
+    got["fc1"].output.grad       its gradient, once backward ran
+    got["fc1:input.x"]           one value by its full address
+    got["fc1", 1]                a later visit of a module that ran several times
+    got.calls[0]["fc1"]          one call of several
+    got.layers[3].mlp.output     the same by attribute
+    """
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self.calls: list[CapturedCall] = []
+        """What each call of the root module left, in order."""
+        self.index = Index(is_last)
+
+    # Filling.
+
+    def add(self, record: VisitRecord) -> None:
+        """Take in a new visit."""
+        if self.index.is_last:
+            for call in self.calls:
+                for key in [key for key in call.records if key[0] == record.path]:
+                    del call.records[key]
+        self._call(record.call).records[record.path, record.visit] = record
+
+    def parameter(self, call: int, names: tuple[str, ...]) -> ParameterRecord:
+        """Give the record of a parameter in a call."""
+        parameters = self._call(call).parameters
+        if self.index.is_last:
+            for older in self.calls:
+                if older.number != call:
+                    older.parameters.pop(names[0], None)
+        if names[0] not in parameters:
+            parameters[names[0]] = ParameterRecord(names)
+        return parameters[names[0]]
+
+    def _call(self, number: int) -> CapturedCall:
+        for call in reversed(self.calls):
+            if call.number == number:
+                return call
+        call = CapturedCall(number, self.index)
+        self.calls.append(call)
+        self.calls.sort(key=lambda one: one.number)
+        return call
+
+    def clear(self) -> None:
+        """Forget everything captured so far; a capture that is open goes on."""
+        self.calls.clear()
+
+    # Reading.
+
+    def _visits(self, path: str) -> list[CapturedVisit]:
+        return [visit for call in self.calls for visit in call._visits(path)]
+
+    def _parameter(self, path: str) -> list[ParameterRecord]:
+        return [record for call in self.calls for record in call._parameter(path)]
+
+    def _choose(self, path: str, visits: list[CapturedVisit], visit: int | None) -> CapturedVisit:
+        calls = {id(one._call): one._call for one in visits}
+        if len(calls) == 1 or (self.index.is_last and visit is None):
+            call = visits[-1]._call
+            return call._choose(path, [one for one in visits if one._call is call], visit)
+        first = self.calls.index(visits[0]._call)
+        raise AmbiguousRead(
+            f"`{path}` was captured in {len(calls)} calls; choose one: "
+            f"got.calls[{first}]['{path}'], or capture with last=True."
+        )
+
+    def _explain_missing(self, path: str) -> NotCaptured:
+        return self.index.explain_missing(path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Namespace(self, "")._step(name)
+
+    def __dir__(self) -> list[str]:
+        tops = {name.split(".", 1)[0] for name in self.index.names}
+        return [*super().__dir__(), *(top for top in tops if top.isidentifier())]
+
+    def __iter__(self) -> Iterator[CapturedVisit]:
+        """Iterate over all visits in the order they ran."""
+        for call in self.calls:
+            yield from call
+
+    def __len__(self) -> int:
+        return sum(len(call) for call in self.calls)
+
+    def __contains__(self, address: str) -> bool:
+        try:
+            self[address]
+        except (AmbiguousRead, NotCaptured) as error:
+            return isinstance(error, AmbiguousRead)
+        return True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Give every captured tensor and gradient by its full address.
+
+        Where there are several calls or visits, `#call.visit` follows the address.
+        """
+        several = len(self.calls) > 1 or any(visit.visit for visit in self)
+        found: dict[str, Tensor] = {}
+        for call in self.calls:
+            for name, parameter in call.parameters.items():
+                end = f"#{call.number}" if several else ""
+                if parameter.value is not None:
+                    found[name + end] = parameter.read(is_grad=False)
+                if parameter.grad is not None:
+                    found[f"{name}:grad{end}"] = parameter.read(is_grad=True)
+            for record in call.records.values():
+                end = f"#{record.call}.{record.visit}" if several else ""
+                for port, path in record.kept:
+                    found[record.address(port, path) + end] = record.value(port, path)
+                for port, path in record.grads:
+                    address = record.address(port, path, is_grad=True)
+                    found[address + end] = record.gradient(port, path)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Give how many bytes the captured tensors and gradients hold."""
+        sizes: dict[int, int] = {}
+        for call in self.calls:
+            for record in call.records.values():
+                kept = [
+                    *record.kept.values(),
+                    *(k for g in record.grads.values() for k in g.values()),
+                ]
+                for one in kept:
+                    storage = one.tensor.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+        return sum(sizes.values())
+
+    def table(self) -> Table:
+        """Show every captured tensor: shape, type, norms of value and gradient."""
+        return tabulate(self)
+
+    def report(self) -> Report:
+        """Say which sites were captured, and why others were not."""
+        if self.index.report is None:
+            raise NotCaptured("the report is made when the capture ends; leave the `with` block.")
+        return self.index.report
+
+    def save(self, path: str | FilePath) -> None:
+        """Write every tensor to a safetensors file that `hl.load` reads."""
+        from hookline.captures.storing import save
+
+        save(self, path)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def __repr__(self) -> str:
+        return f"<hookline.Captured: {len(self.calls)} calls, {len(self)} visits>"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __rich__(self) -> Any:
+        return self.table().__rich__()
+
+
+class _Namespace:
+    """A step on the way to a visit: `got.layers[3].mlp`."""
+
+    __slots__ = ("_captured", "_path")
+
+    def __init__(self, captured: Captured, path: str) -> None:
+        self._captured = captured
+        self._path = path
+
+    def _step(self, name: str) -> Any:
+        path = f"{self._path}.{name}" if self._path else name
+        names = self._captured.index.names
+        if path in names:
+            below = any(other.startswith(path + ".") for other in names)
+            return _VisitNamespace(self._captured, path) if below else self._captured[path]
+        if any(other.startswith(path + ".") for other in names):
+            return _Namespace(self._captured, path)
+        raise AttributeError(str(self._captured.index.explain_missing(path)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._step(name)
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self._step(str(key))
+
+    def __repr__(self) -> str:
+        return f"<captured under {self._path}>"
+
+
+class _VisitNamespace(_Namespace):
+    """A module that was captured and has captured modules below it."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CapturedVisit.__dict__ and not name.startswith("__"):
+            return getattr(self._captured[self._path], name)
+        return super().__getattr__(name)

@@ -1,0 +1,158 @@
+"""How a tensor is kept: aliased or copied, whole or in part, where, as what, within a budget."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hookline._errors import OutOfBudget, UnsupportedModel
+from hookline._torch import is_capturing_cuda_graph, is_functorch_active, unwrap_functorch
+
+Clone = bool | Literal["auto"]
+Reduce = str | Callable[[Tensor], Tensor] | None
+
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda t: _as_float(t).mean(),
+    "std": lambda t: _as_float(t).std(correction=0),
+    "norm": lambda t: torch.linalg.vector_norm(_as_float(t)),
+    "absmax": lambda t: t.abs().amax(),
+    "min": lambda t: t.amin(),
+    "max": lambda t: t.amax(),
+    "sum": lambda t: t.sum(),
+}
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+
+
+# Modules whose value was once found overwritten: from then on it is copied when it is captured.
+_overwritten: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+
+def remember_overwritten(module: nn.Module | None, port: str) -> None:
+    """Have the value at this port copied from now on."""
+    if module is not None:
+        _overwritten.setdefault(module, set()).add(port)
+
+
+def was_overwritten(module: nn.Module, port: str) -> bool:
+    """Tell whether a value captured here was overwritten before it was read."""
+    return bool(_overwritten) and port in _overwritten.get(module, ())
+
+
+class Kept:
+    """One tensor as it was kept, with the version it had."""
+
+    __slots__ = ("is_in_graph", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, is_in_graph: bool) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+        self.is_in_graph = is_in_graph
+
+    @property
+    def is_overwritten(self) -> bool:
+        return self.tensor._version != self.version
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Keep tensors as the options of a capture say."""
+
+    keep_graph: bool = False
+    clone: Clone = "auto"
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    select: Any = None
+    reduce: Reduce = None
+    max_bytes: int | None = None
+    used_bytes: int = 0
+    _change: Callable[[Tensor], Tensor] | None = None
+    """Select and reduce in one step; None when values are kept whole."""
+
+    def __post_init__(self) -> None:
+        reduce = self.reduce
+        if isinstance(reduce, str):
+            if reduce not in _REDUCTIONS:
+                raise ValueError(
+                    f"reduce={reduce!r} is unknown; give a function of a tensor, or one of "
+                    f"{', '.join(_REDUCTIONS)}"
+                )
+            reduce = _REDUCTIONS[reduce]
+        select = self.select
+        if self.clone not in (True, False, "auto"):
+            raise ValueError(f"clone={self.clone!r} must be True, False or 'auto'")
+        if select is None and reduce is None:
+            return
+        steps: list[Callable[[Tensor], Tensor]] = []
+        if select is not None:
+            steps.append(select if callable(select) else lambda tensor: tensor[select])
+        if reduce is not None:
+            steps.append(reduce)
+
+        def change(tensor: Tensor) -> Tensor:
+            for step in steps:
+                tensor = step(tensor)
+            return tensor
+
+        self._change = change
+
+    def keep(self, tensor: Tensor, address: str, *, copy: bool) -> Kept:
+        """Keep one tensor; `copy` says that its memory may be written to later."""
+        if tensor.is_cuda and is_capturing_cuda_graph(tensor):
+            raise UnsupportedModel(
+                f"`{address}` runs while a CUDA graph is recorded: a replay would overwrite what "
+                "is captured. Capture outside torch.cuda.graph, or copy into a buffer of yours."
+            )
+        value = tensor if self.keep_graph else tensor.detach()
+        if is_functorch_active():
+            value = unwrap_functorch(value)
+        shares_memory = True
+        if self._change is not None:
+            value, shares_memory = self._reduced(value, address)
+        if self.device is not None or self.dtype is not None:
+            moved = value.to(device=self.device, dtype=self.dtype)
+            shares_memory = shares_memory and moved is value
+            value = moved
+        self._spend(value, address)
+        if value.is_inference():
+            with torch.inference_mode(False):
+                value = value.clone()
+        elif shares_memory and copy:
+            value = value.clone()
+        return Kept(value, self.keep_graph)
+
+    def _reduced(self, value: Tensor, address: str) -> tuple[Tensor, bool]:
+        assert self._change is not None
+        with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
+            try:
+                new = self._change(value)
+            except Exception as error:
+                error.add_note(f"in select/reduce of a capture at `{address}`")
+                raise
+            if not isinstance(new, Tensor):
+                raise TypeError(
+                    f"select/reduce at `{address}` gave {type(new).__qualname__}, not a tensor"
+                )
+            whole = new is value or (
+                new.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+            )
+            if whole and new.numel() < value.numel():
+                new, whole = new.clone(), False  # a slice would keep all of its storage alive
+        return new, whole
+
+    def _spend(self, value: Tensor, address: str) -> None:
+        size = value.numel() * value.element_size()
+        if self.max_bytes is not None and self.used_bytes + size > self.max_bytes:
+            raise OutOfBudget(
+                f"capturing `{address}` ({size:,} bytes) would pass max_bytes={self.max_bytes:,} "
+                f"({self.used_bytes:,} held). Name fewer sites, keep less of each with select= or "
+                "reduce=, use last=True, or call got.clear() between calls."
+            )
+        self.used_bytes += size

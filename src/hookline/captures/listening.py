@@ -1,0 +1,228 @@
+"""The listeners of a capture: they keep what flows by and change nothing."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._errors import NoSuchSite, UnsupportedModel
+from hookline._trees import Path
+from hookline.addresses import Site, format_leaf
+from hookline.captures.keeping import Keeper, Kept, was_overwritten
+from hookline.captures.records import VisitRecord
+from hookline.hooks.arguments import bind
+from hookline.hooks.functions import Which, is_among
+from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.sessions import Session
+from hookline.hooks.visits import At, Listener, Station, Visit, describe
+
+if TYPE_CHECKING:
+    from hookline.captures.captured import Captured
+
+
+class CaptureSession(Session):
+    """A session that knows where its listeners keep things, and when it has seen enough."""
+
+    keeper: Keeper
+    captured: weakref.ref[Captured]
+    visits: Which = None
+    which_calls: Which = None
+    copies: bool = False
+    """Whether values are copied because the model has in-place modules."""
+    awaited: dict[CaptureListener, set[int]] | None = None
+    """What has to flow by before the forward may stop; None when it runs to its end."""
+    saw_backward: bool = False
+
+    def record(self, visit: Visit) -> VisitRecord | None:
+        """Give the record of a visit; None when nobody holds the results any more."""
+        captured = self.captured()
+        if captured is None:
+            return None
+        record = visit.record() if visit.record is not None else None
+        if record is None:
+            station = visit.station
+            assert visit.index is not None
+            record = VisitRecord(station.names, station.module, visit.call.index, visit.index)
+            captured.add(record)
+            visit.record = weakref.ref(record)
+        return record
+
+    def wants(self, visit: Visit) -> bool:
+        return is_among(visit.index, self.visits) and is_among(visit.call.index, self.which_calls)
+
+
+class StopForward(BaseException):
+    """Leave a forward whose rest is not needed; the capture that raised it catches it."""
+
+    def __init__(self, owner: Session) -> None:
+        super().__init__("hookline has captured what it was asked for and stopped the forward")
+        self.owner = owner
+
+
+class CaptureListener(Listener):
+    """Keep values and gradients of one port, or of one leaf of it."""
+
+    __slots__ = ("copy", "fired", "grad_reasons", "is_exact", "missed_leaf", "received")
+
+    session: CaptureSession
+
+    def __init__(
+        self, session: CaptureSession, station: Station, site: Site, *, stage: int
+    ) -> None:
+        super().__init__(
+            session, station, site.port, site.leaf, values=False, gradients=False, stage=stage
+        )
+        self.is_exact = site.is_exact
+        self.fired = 0
+        """How many values were kept."""
+        self.received = 0
+        """How many gradients were kept."""
+        self.grad_reasons: dict[str, int] = {}
+        self.missed_leaf = 0
+        self.copy = session.keeper.clone is True or (
+            session.keeper.clone == "auto"
+            and not session.keeper.keep_graph
+            and (session.copies or was_overwritten(station.module, site.port))
+        )
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not visit.is_recompute and self.session.wants(visit):
+            self._keep(visit, bind(module, args, kwargs))
+        return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if not visit.is_recompute and self.session.wants(visit):
+            self._keep(visit, output)
+        return output
+
+    def _keep(self, visit: Visit, tree: Any) -> None:
+        record = self.session.record(visit)
+        if record is None:
+            return
+        leaf = self.leaf
+        if leaf:
+            try:
+                leaf = _trees.canonical(tree, leaf)
+                tree = _trees.get(tree, leaf)
+            except _trees.NoSuchLeaf:
+                self.no_leaf(visit, tree)
+                return
+        if isinstance(tree, Tensor):
+            kept = self.session.keeper.keep(tree, self.address, copy=self.copy)
+            record.kept[self.port, leaf] = kept
+            record.trees[self.port, leaf] = kept.tensor
+        else:
+            _refuse_lazy(tree, describe(visit, self.address))
+            seen: dict[int, Kept] = {}
+
+            def keep(path: Path, tensor: Tensor) -> Tensor:
+                kept = seen.get(id(tensor))
+                if kept is None:
+                    address = self.address + format_leaf(path)
+                    kept = self.session.keeper.keep(tensor, address, copy=self.copy)
+                    seen[id(tensor)] = kept
+                record.kept[self.port, path] = kept
+                return kept.tensor
+
+            record.trees[self.port, leaf] = _trees.freeze(tree, keep, leaf)
+        self.fired += 1
+        if self.session.awaited is not None:
+            self._stop_when_enough(visit)
+
+    def _stop_when_enough(self, visit: Visit) -> None:
+        awaited = self.session.awaited
+        assert awaited is not None
+        left = awaited.get(self)
+        if left is not None:
+            left.discard(visit.index or 0)
+            if not left or self.session.visits is None:
+                del awaited[self]
+        if not awaited:
+            raise StopForward(self.session)
+
+    def on_gradient(
+        self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
+    ) -> Tensor | None:
+        if grad is None or not self.session.wants(visit):
+            return grad
+        record = self.session.record(visit)
+        if record is not None:
+            keeper = self.session.keeper
+            address = record.address(port, leaf, is_grad=True)
+            with torch.no_grad():
+                kept = keeper.keep(grad, address, copy=keeper.clone is True)
+            record.add_gradient(port, leaf, task, kept)
+            self.received += 1
+            self.session.saw_backward = True
+        return grad
+
+    def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
+        self.grad_reasons[reason] = self.grad_reasons.get(reason, 0) + 1
+        if self.values and visit.record is not None:
+            record = visit.record()
+            if record is not None:
+                record.reasons[port, leaf] = reason
+
+    def no_leaf(self, visit: Visit, tree: Any) -> None:
+        self.missed_leaf += 1
+        if self.is_exact and self.port == "output":
+            there = [format_leaf(path) or "the value itself" for path, _ in _trees.leaves(tree)]
+            raise NoSuchSite(
+                f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
+                f"Tensors there: {', '.join(there) or 'none'}."
+            )
+
+
+def _refuse_lazy(tree: Any, where: str) -> None:
+    if hasattr(tree, "send") and hasattr(tree, "throw"):
+        raise UnsupportedModel(
+            f"{where} returned a {type(tree).__name__}, whose body has not run yet: there is no "
+            "value to capture. Attach to the modules it calls."
+        )
+
+
+class ParameterCapture(ParameterListener):
+    """Keep a parameter's value when a call begins, or its gradient when it was accumulated."""
+
+    session: CaptureSession
+
+    def __init__(self, session: CaptureSession, site: Site) -> None:
+        super().__init__(session, site, lambda value, at: None, stage=2)
+
+    def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
+        # An optimizer writes to parameters in place; without grad nothing does.
+        written = parameter.requires_grad and torch.is_grad_enabled()
+        self._keep(visit, parameter.detach(), copy=written, is_grad=False)
+
+    def on_grad(self, visit: Visit, grad: Tensor, at: At) -> None:
+        self._keep(visit, grad.detach(), copy=True, is_grad=True)
+
+    def _keep(self, visit: Visit, value: Tensor, *, copy: bool, is_grad: bool) -> None:
+        captured = self.session.captured()
+        if captured is None or not is_among(visit.call.index, self.session.which_calls):
+            return
+        keeper = self.session.keeper
+        copy = copy if keeper.clone == "auto" else keeper.clone
+        with torch.no_grad():
+            kept = keeper.keep(value, self.address, copy=copy)
+        record = captured.parameter(visit.call.index, self.site.names)
+        if is_grad:
+            self.session.saw_backward = True
+            record.grad = kept
+            if record.value is not None and record.value.tensor.shape == kept.tensor.shape:
+                record.value.tensor.grad = kept.tensor
+        else:
+            record.value = kept

@@ -1,0 +1,221 @@
+"""What a capture holds of one visit: values, gradients, and why a gradient is missing."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._errors import NotCaptured, Overwritten
+from hookline._trees import Path
+from hookline.addresses import format_leaf
+from hookline.addresses.pattern import escape
+from hookline.captures.keeping import Kept, remember_overwritten
+
+NO_GRADIENT = {
+    "grad mode off": (
+        "it ran under torch.no_grad() or inference_mode",
+        "run the forward with grad enabled",
+    ),
+    "no-grad tensor": (
+        "nothing it was computed from requires grad (frozen, data or integers)",
+        "call requires_grad_() on the input or on a parameter before it",
+    ),
+    "not reached": (
+        "the backward did not reach it: the loss does not depend on it, or it was detached",
+        "include it in the loss, or drop it from the sites",
+    ),
+    "no backward": (
+        "no backward ran inside the `with` block",
+        "call loss.backward() inside the block",
+    ),
+}
+
+
+class VisitRecord:
+    """One visit of one module, as it was captured."""
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "grads",
+        "kept",
+        "module",
+        "names",
+        "reasons",
+        "trees",
+        "type_name",
+        "visit",
+    )
+
+    def __init__(self, names: tuple[str, ...], module: nn.Module, call: int, visit: int) -> None:
+        self.names = names
+        self.type_name = type(module).__name__
+        self.module = weakref.ref(module)
+        self.call = call
+        self.visit = visit
+        self.trees: dict[tuple[str, Path], Any] = {}
+        """What was captured at (port, leaf): a tree of tensors and plain values."""
+        self.kept: dict[tuple[str, Path], Kept] = {}
+        """Each tensor in those trees, by its full path."""
+        self.grads: dict[tuple[str, Path], dict[int, Kept]] = {}
+        """The gradients of each tensor, by backward pass."""
+        self.reasons: dict[tuple[str, Path | None], str] = {}
+        """Why tensors of a port can have no gradient."""
+
+    @property
+    def path(self) -> str:
+        return self.names[0]
+
+    def address(self, port: str, leaf: Path = (), *, is_grad: bool = False) -> str:
+        grad = ".grad" if is_grad else ""
+        return f"{escape(self.path)}:{port}{format_leaf(leaf)}{grad}"
+
+    def add_gradient(self, port: str, leaf: Path, task: int, kept: Kept) -> None:
+        """Take in a gradient, and show it as `.grad` of the value it belongs to."""
+        passes = self.grads.setdefault((port, leaf), {})
+        passes[task] = kept
+        value = self.kept.get((port, leaf))
+        if value is None or (value.is_in_graph and value.tensor.is_leaf):
+            return  # of a leaf in the graph autograd fills .grad itself
+        tensor, grad = value.tensor, kept.tensor
+        if tensor.shape == grad.shape and tensor.dtype == grad.dtype:
+            # Several passes add up, as they do on any tensor.
+            tensor.grad = grad if len(passes) == 1 or tensor.grad is None else tensor.grad + grad
+
+    def value(self, port: str, leaf: Path) -> Any:
+        """Give a captured value; raise if it is not there or no longer what flowed."""
+        for depth in range(len(leaf) + 1):
+            tree = self.trees.get((port, leaf[:depth]), self)
+            if tree is self:
+                continue
+            try:
+                found = _trees.get(tree, leaf[depth:])
+                spelled = (*leaf[:depth], *_trees.canonical(tree, leaf[depth:]))
+            except _trees.NoSuchLeaf:
+                there = [f"`{format_leaf(p)}`" for p, _ in _trees.leaves(tree) if p]
+                raise NotCaptured(
+                    f"`{self.address(port, leaf)}`: this value has no such leaf. "
+                    f"It has: {', '.join(there) or 'one tensor'}."
+                ) from None
+            self._check_whole(port, spelled)
+            return found
+        parts = [self.address(p, path) for p, path in self.trees]
+        raise NotCaptured(
+            f"`{self.address(port, leaf)}` was not captured; of this module there is: "
+            f"{', '.join(f'`{part}`' for part in parts) or 'nothing'}. "
+            f"Name it in hl.capture(model, '{self.address(port, leaf)}')."
+        )
+
+    def _check_whole(self, port: str, leaf: Path) -> None:
+        for (where, path), kept in self.kept.items():
+            if where == port and path[: len(leaf)] == leaf and kept.is_overwritten:
+                remember_overwritten(self.module(), port)
+                raise Overwritten(
+                    f"`{self.address(port, path)}` (call {self.call}, visit {self.visit}) was "
+                    "changed in place after it flowed, so the value is lost. Capture it again: "
+                    "hookline copies it there from now on (or pass clone=True)."
+                )
+
+    def gradient(self, port: str, leaf: Path, backward: int | None = None) -> Any:
+        """Give the captured gradient of a value, in the value's structure."""
+        leaf = self._first_place(port, leaf)
+        if (port, leaf) in self.grads:
+            return self._sum(port, leaf, backward)
+        paths = [p for where, p in self.grads if where == port and p[: len(leaf)] == leaf]
+        tree = self.trees.get((port, ()), self)
+        if tree is not self:
+            try:
+                inner, leaf = _trees.get(tree, leaf), _trees.canonical(tree, leaf)
+            except _trees.NoSuchLeaf:
+                raise NotCaptured(
+                    f"`{self.address(port, leaf)}`: this value has no such leaf."
+                ) from None
+            paths = [p for where, p in self.grads if where == port and p[: len(leaf)] == leaf]
+            if paths:
+                return _trees.map_tensors(
+                    inner,
+                    lambda path, _: self._sum_or_none(port, (*leaf, *path), backward),
+                )
+        if not paths:
+            what, fix = NO_GRADIENT[self.why_no_gradient(port)]
+            raise NotCaptured(
+                f"`{self.address(port, leaf, is_grad=True)}` has no gradient: {what}. "
+                f"To get one: {fix}."
+            )
+        nested: dict[Any, Any] = {}
+        for path in paths:
+            place = nested
+            for key in path[len(leaf) : -1]:
+                place = place.setdefault(key, {})
+            place[path[-1]] = self._sum(port, path, backward)
+        return nested
+
+    def why_no_gradient(self, port: str) -> str:
+        """Give the key of the reason why this port has no gradient."""
+        found = [reason for (where, _), reason in self.reasons.items() if where == port]
+        return found[0] if found else "not reached"
+
+    def _first_place(self, port: str, leaf: Path) -> Path:
+        """Give the place under which the gradient of a tensor that stands in several is known."""
+        kept = self.kept.get((port, leaf))
+        if kept is None or (port, leaf) in self.grads:
+            return leaf
+        same = (p for (where, p), other in self.kept.items() if where == port and other is kept)
+        return next((path for path in same if (port, path) in self.grads), leaf)
+
+    def _sum_or_none(self, port: str, path: Path, backward: int | None) -> Tensor | None:
+        path = self._first_place(port, path)
+        return self._sum(port, path, backward) if (port, path) in self.grads else None
+
+    def _sum(self, port: str, path: Path, backward: int | None) -> Tensor:
+        passes = list(self.grads[port, path].values())
+        if backward is not None:
+            passes = passes[backward : backward + 1] if backward >= 0 else passes[backward:][:1]
+            if not passes:
+                raise NotCaptured(
+                    f"`{self.address(port, path, is_grad=True)}`: there is no backward {backward}; "
+                    f"{len(self.grads[port, path])} came through."
+                )
+        for kept in passes:
+            if kept.is_overwritten:
+                raise Overwritten(
+                    f"`{self.address(port, path, is_grad=True)}` was changed in place after it "
+                    "flowed. Capture with clone=True."
+                )
+        total = passes[0].tensor
+        for kept in passes[1:]:
+            total = total + kept.tensor
+        return total
+
+
+class ParameterRecord:
+    """One parameter in one call: its value when the call began, its gradient afterwards."""
+
+    __slots__ = ("__weakref__", "grad", "names", "reason", "value")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.value: Kept | None = None
+        self.grad: Kept | None = None
+
+    def read(self, *, is_grad: bool) -> Tensor:
+        """Give the value or the gradient; raise if it is not there."""
+        kept = self.grad if is_grad else self.value
+        address = f"{self.names[0]}:grad" if is_grad else self.names[0]
+        if kept is None:
+            raise NotCaptured(
+                f"`{address}` was not captured in this call."
+                + (
+                    " Parameter gradients come with backward(); torch.autograd.grad fills none."
+                    if is_grad
+                    else ""
+                )
+            )
+        if kept.is_overwritten:
+            raise Overwritten(
+                f"`{address}` was changed in place after it was captured. Pass clone=True."
+            )
+        return kept.tensor

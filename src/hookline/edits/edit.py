@@ -1,0 +1,195 @@
+"""`hl.edit`: declared changes at any site, applied to the model itself while they are attached."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._errors import EditError, HooklineWarning
+from hookline._tables import Table
+from hookline.addresses import Selector, Site, format_leaf, resolve
+from hookline.edits.actions import Action
+from hookline.edits.skipping import Skip, SkipListener
+from hookline.hooks.functions import Which, attach_function
+from hookline.hooks.reasons import why_not_called
+from hookline.hooks.sessions import Handle, Session
+from hookline.hooks.visits import KEEP, At
+
+EditFunction = Callable[[Any, At], Any]
+Edits = Mapping[Any, "Action | Skip | EditFunction"] | Iterable[tuple[Selector, Any]]
+
+
+class EditHandle(Handle):
+    """Hold edits that are in effect; remove them with `remove()` or by leaving `with`."""
+
+    def __init__(self, session: Session, edits: list[_Applied]) -> None:
+        super().__init__(session)
+        self._edits = edits
+        self._tree = session.tree
+        self._missed: list[list[object]] | None = None
+
+    def __enter__(self) -> EditHandle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        missed = self._find_missed()
+        self.remove()
+        if exception[0] is None and missed:
+            lines = "\n".join(f"  {address}: {action}: {why}" for address, action, why in missed)
+            warnings.warn(
+                f"hookline: some edits were never applied:\n{lines}", HooklineWarning, stacklevel=2
+            )
+
+    def remove(self) -> None:
+        """Remove the edits at once; a checkpointed region keeps its own until its backward."""
+        if self._session.is_open:
+            self._missed = self._find_missed()
+        super().remove()
+        self._tree = None
+
+    def report(self) -> Table:
+        """Say how often each edit was applied, and why some never were."""
+        missed = self._missed if self._missed is not None else self._find_missed()
+        why = {str(address): reason for address, _, reason in missed}
+        rows = [
+            [one.site.address, one.name, one.count, why.get(one.site.address, "")]
+            for one in self._edits
+        ]
+        return Table(["site", "edit", "applied", "why not"], rows)
+
+    def _find_missed(self) -> list[list[object]]:
+        if self._missed is not None or self._tree is None:
+            return self._missed or []
+        ran = {id(station.module) for station in self._session.stations if station.runs}
+        found: list[list[object]] = []
+        for one in self._edits:
+            if one.count:
+                continue
+            module = one.site.module
+            if id(module) in ran:
+                why = "it ran, but its condition never held"
+                if one.site.is_grad:
+                    why = "no gradient reached it while the edit was attached"
+            elif not self._session.calls:
+                why = "the model was not called"
+            else:
+                why = why_not_called(self._tree, one.site.path, module, ran).what
+            found.append([one.site.address, one.name, why])
+        return found
+
+
+class _Applied:
+    """One edit at one site: run it, and count."""
+
+    __slots__ = ("_count", "edit", "name", "site", "skip")
+
+    def __init__(self, site: Site, edit: Action | Skip | EditFunction) -> None:
+        self.site = site
+        self.edit = edit
+        self.skip: SkipListener | None = None
+        self._count = 0
+        self.name = (
+            edit.name
+            if isinstance(edit, Action)
+            else getattr(edit, "__qualname__", None) or repr(edit)
+        )
+
+    @property
+    def count(self) -> int:
+        return self._count if self.skip is None else self.skip.fired
+
+    def __call__(self, value: Any, at: At) -> Any:
+        if not isinstance(self.edit, Action):
+            assert not isinstance(self.edit, Skip)
+            new = self.edit(value, at)
+            if new is None:
+                raise EditError(
+                    f"the edit at `{at.address}` returned None. Return the new value, or hl.KEEP "
+                    "to leave it as it is."
+                )
+            self._count += new is not KEEP
+            return new
+        self._count += 1
+        if isinstance(value, Tensor):
+            return self.edit.apply(value, at)
+        tensors = list(_trees.leaves(value))
+        if len(tensors) != 1:
+            places = [f"`{at.path}:{at.port}{format_leaf((*at.leaf, *p))}`" for p, _ in tensors]
+            raise EditError(
+                f"{self.edit.name} at `{at.address}` needs one tensor, and there are "
+                f"{len(tensors)}: {', '.join(places) or 'none'}. Name one of them."
+            )
+        path, tensor = tensors[0]
+        at.leaf = (*at.leaf, *path)
+        return _trees.put(value, path, self.edit.apply(tensor, at))
+
+
+def edit(
+    model: nn.Module,
+    edits: Edits,
+    *,
+    visits: Which = None,
+    calls: Which = None,
+    prepend: bool = False,
+    second_order: bool = False,
+    this_thread: bool = False,
+) -> EditHandle:
+    """Change values and gradients at named sites, until the handle is removed.
+
+    Each address maps to an action (`hl.set`, `add`, `scale`, `zero`, `clip`, `noise`, `mask`,
+    `patch`, `swap_rows`, `skip`) or to a function `fn(value, at)` that returns the new value or
+    `hl.KEEP`. The edits apply to `model(x)` itself, so trainers and `generate` see them. What an
+    edit gives is checked for structure, shape, type and device before it enters the model.
+
+        with hl.edit(model, {"layers.3.mlp": hl.scale(0), "fc1:output.grad": hl.clip(1.0)}):
+            model(x)
+
+    `visits` and `calls` limit all edits; `action.where(...)` limits one. At one site, edits run in
+    the order they were attached; captures and hooks see the result.
+    """
+    pairs = list(edits.items()) if isinstance(edits, Mapping) else [tuple(one) for one in edits]
+    if not pairs:
+        raise ValueError("there is nothing to edit: give {address: action}")
+    purpose = f"hl.edit({', '.join(str(where) for where, _ in pairs)})"
+    session = Session(model, purpose[:80], this_thread=this_thread)
+    assert session.tree is not None
+    applied: list[_Applied] = []
+    skips: list[SkipListener] = []
+    for where, action in pairs:
+        for site in resolve(session.tree, where):
+            one = _Applied(site, action)
+            applied.append(one)
+            if isinstance(action, Skip):
+                limited = Skip(
+                    action.value,
+                    visits if action.visits is None else action.visits,
+                    calls if action.calls is None else action.calls,
+                )
+                listener = one.skip = SkipListener(session, site, limited)
+                session.listen(listener, prepend=prepend)
+                skips.append(listener)
+                continue
+            if not callable(action) and not isinstance(action, Action):
+                raise TypeError(
+                    f"`{site.address}`: an edit is an action such as hl.scale(0), or a function "
+                    f"of (value, at); not {type(action).__qualname__}. For a value there is hl.set."
+                )
+            own = action if isinstance(action, Action) else None
+            attach_function(
+                session,
+                [site],
+                one,
+                stage=1,
+                prepend=prepend,
+                visits=own.visits if own and own.visits is not None else visits,
+                calls=own.calls if own and own.calls is not None else calls,
+                second_order=second_order,
+            )
+    session.open()
+    for listener in skips:
+        session.when_detached(listener.attach())
+    return EditHandle(session, applied)

@@ -1,0 +1,129 @@
+"""Not running a module: its forward is answered with a given value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+
+from hookline._errors import AddressError
+from hookline.addresses import Site
+from hookline.hooks import observing
+from hookline.hooks.functions import Which, is_among
+from hookline.hooks.sessions import Session
+from hookline.hooks.visits import At, Listener, Visit
+
+
+class Skip:
+    """A declared skip: what a module returns instead of running."""
+
+    __slots__ = ("calls", "value", "visits")
+
+    def __init__(self, value: Any, visits: Which = None, calls: Which = None) -> None:
+        self.value = value
+        self.visits = visits
+        self.calls = calls
+
+    def where(self, *, visits: Which = None, calls: Which = None) -> Skip:
+        """Give the same skip for some visits or calls only."""
+        return Skip(self.value, visits, calls)
+
+    def __repr__(self) -> str:
+        return "skip(...)"
+
+
+def skip(value: Any) -> Skip:
+    """Do not run this module; use `value` as its output.
+
+    A function is called as `value(at)`, with the arguments in `at.inputs`:
+
+        hl.edit(model, {"layers.3": hl.skip(lambda at: at.inputs["x"])})
+    """
+    return Skip(value)
+
+
+class _SkippedForward:
+    """Stand in for a module's forward while a skip is attached; passes through otherwise."""
+
+    def __init__(self, module: nn.Module, listener: SkipListener) -> None:
+        self.module = module
+        self.listener = listener
+        self.own = module.__dict__.get("forward")
+        self.original: Callable[..., Any] = module.forward
+        self.is_live = True
+        self.__name__ = "forward"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        visit = self.listener.decided.pop(get_ident(), None)
+        if visit is None or not self.is_live:
+            return self.original(*args, **kwargs)
+        return self.listener.answer(visit, self.module, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.module))
+        if copied is None or self.own is not None:
+            return self.original
+        return type(self.module).forward.__get__(copied)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+    def remove(self) -> None:
+        """Put back the forward that was there, past skips that have ended meanwhile."""
+        self.is_live = False
+        current = self.module.__dict__.get("forward")
+        while isinstance(current, _SkippedForward) and not current.is_live:
+            current = current.own
+        if current is None:
+            self.module.__dict__.pop("forward", None)
+        else:
+            self.module.__dict__["forward"] = current
+
+
+class SkipListener(Listener):
+    """Decide before each execution whether it is skipped."""
+
+    __slots__ = ("decided", "fired", "skip")
+
+    def __init__(self, session: Session, site: Site, how: Skip) -> None:
+        if site.port != "output" or site.leaf or site.is_grad:
+            raise AddressError(
+                f"hl.skip replaces a whole module, so `{site.address}` is too much: "
+                f"write `{site.path}`"
+            )
+        station = session.station(site.names, site.module)
+        super().__init__(session, station, "input", values=True, gradients=False, stage=1)
+        self.skip = how
+        self.decided: dict[int, Visit] = {}
+        self.fired = 0
+
+    def attach(self) -> Callable[[], None]:
+        """Put the stand-in forward in place; give what removes it."""
+        forward = _SkippedForward(self.station.module, self)
+        self.station.module.__dict__["forward"] = forward
+        return forward.remove
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self.decided.pop(get_ident(), None)
+        wanted = is_among(visit.index, self.skip.visits)
+        if wanted and is_among(visit.call.index, self.skip.calls):
+            self.decided[get_ident()] = visit
+        return args, kwargs
+
+    def answer(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Give the value that stands for the module's output."""
+        self.fired += 1
+        self.session.note_edit(visit)
+        value = self.skip.value
+        if isinstance(value, nn.Module) or not callable(value):
+            return value
+        at = At(visit, module, "output", arguments=(args, kwargs))
+        result = observing.run(self.session, visit, at.address, value, at)
+        at.forget()
+        return result

@@ -1,0 +1,193 @@
+"""Module-level backward hooks with torch's signatures and right gradients.
+
+`grad_input` has one entry for each argument of the call, positional ones first, whatever happens
+inside the module; a nested argument has a nested entry. `grad_output` has one entry for each item
+the module returned. Where no gradient was made the entry is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._errors import EditError
+from hookline._torch import at_end_of_backward
+from hookline._trees import Path
+from hookline.hooks import observing
+from hookline.hooks.arguments import paths
+from hookline.hooks.fitting import check_fit
+from hookline.hooks.sessions import Session
+from hookline.hooks.visits import Listener, Station, Visit, describe
+
+BackwardHook = Callable[..., Any]
+_Layout = list[Any]
+"""One entry an item: a path, a tree of paths, or None for what is no tensor."""
+
+
+def _layout(tree: Any) -> _Layout:
+    if isinstance(tree, Tensor):
+        return [()]
+    return [_paths(item, (key,)) for key, item in _trees.children(tree) or ()]
+
+
+def _paths(tree: Any, path: Path) -> Any:
+    if isinstance(tree, Tensor):
+        return path
+    items = _trees.children(tree)
+    if items is None:
+        return None
+    return [_paths(item, (*path, key)) for key, item in items]
+
+
+def _fill(entry: Any, grads: dict[Path, Any]) -> Any:
+    if isinstance(entry, tuple):
+        return grads.get(entry)
+    return None if entry is None else tuple([_fill(item, grads) for item in entry])
+
+
+class _State:
+    """What one visit keeps between its forward and its backward passes."""
+
+    __slots__ = ("inputs", "outputs", "waiting")
+
+    def __init__(self, inputs: _Layout) -> None:
+        self.inputs = inputs
+        self.outputs: _Layout = []
+        self.waiting: dict[int, tuple[Any, ...]] = {}
+        """The output gradients of backward passes whose input gradients are still to come."""
+
+
+class BackwardListener(Listener):
+    """Call a backward hook: this side listens at the output; its twin at the input."""
+
+    __slots__ = ("function", "is_pre", "pending")
+
+    is_collective = True
+
+    def __init__(
+        self, session: Session, station: Station, port: str, function: BackwardHook, *, is_pre: bool
+    ) -> None:
+        super().__init__(session, station, port, values=True, gradients=True, stage=1)
+        self.function = function
+        self.is_pre = is_pre
+        self.pending: dict[int, list[tuple[BackwardListener, Visit]]] = {}
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not visit.is_recompute:
+            where = paths(module, args, kwargs)
+            visit.record = _State(
+                [
+                    path if isinstance(value, Tensor) else _paths(value, path)
+                    for path, value in zip(where, (*args, *kwargs.values()), strict=True)
+                ]
+            )
+        return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if not visit.is_recompute:
+            if visit.record is None:
+                visit.record = _State([])
+            visit.record.outputs = _layout(output)
+        return output
+
+    def on_gradients(
+        self, visit: Visit, port: str, grads: dict[Path, Any], task: int
+    ) -> dict[Path, Any]:
+        state: _State = visit.record
+        if port == "output":
+            given = tuple([_fill(entry, grads) for entry in state.outputs])
+            if self.is_pre:
+                return self._call(visit, "output", state.outputs, grads, given)
+            state.waiting[task] = given
+            self._close_later(visit, task)
+            return grads
+        given = tuple([_fill(entry, grads) for entry in state.inputs])
+        outputs = state.waiting.pop(task, None)
+        if outputs is None:  # the loss came through something the module did not return
+            outputs = tuple([_fill(entry, {}) for entry in state.outputs])
+        return self._call(visit, "input", state.inputs, grads, given, outputs)
+
+    def _call(
+        self, visit: Visit, port: str, layout: _Layout, grads: dict[Path, Any], *given: Any
+    ) -> dict[Path, Any]:
+        address = f"{visit.station.path}:{port}.grad"
+        module = visit.station.module
+        result = observing.run(self.session, visit, address, self.function, module, *given)
+        if result is None:
+            return grads
+        new = dict(grads)
+        _read_result(result, layout, given[0], new, describe(visit, address))
+        return new
+
+    def _close_later(self, visit: Visit, task: int) -> None:
+        """Call the hook at the end of this backward if no input gradient comes before."""
+        waiting = self.pending.get(task)
+        if waiting is None:
+            waiting = self.pending[task] = []
+            at_end_of_backward(lambda: self._end_of_backward(task))
+        waiting.append((self, visit))
+
+    def _end_of_backward(self, task: int) -> None:
+        # The order in which gradients come in: what received its output gradient last comes first.
+        for listener, visit in reversed(self.pending.pop(task, [])):
+            state: _State = visit.record
+            outputs = state.waiting.pop(task, None)
+            if outputs is not None and listener.session.is_open:
+                inputs = tuple([_fill(entry, {}) for entry in state.inputs])
+                result = observing.run(
+                    listener.session,
+                    visit,
+                    f"{visit.station.path}:input.grad",
+                    listener.function,
+                    visit.station.module,
+                    inputs,
+                    outputs,
+                )
+                if result is not None and any(one is not None for one in _as_tuple(result)):
+                    raise EditError(
+                        f"the backward hook at `{visit.station.path}` returned gradients, but "
+                        "none of the module's inputs requires one. Return None."
+                    )
+
+
+def _as_tuple(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _read_result(
+    result: Any, layout: _Layout, given: tuple[Any, ...], new: dict[Path, Any], where: str
+) -> None:
+    entries = _as_tuple(result)
+    if len(entries) != len(layout):
+        raise EditError(
+            f"the backward hook at {where} returned {len(entries)} gradients for {len(layout)}. "
+            "Return a tuple with one entry for each, or None to keep them."
+        )
+    for entry, old, path in zip(entries, given, layout, strict=True):
+        if entry is old:
+            continue
+        if old is None:
+            raise EditError(
+                f"the backward hook at {where} returned a gradient where there is none. "
+                "Return None in that place."
+            )
+        if isinstance(path, list):
+            check_fit(old, entry, where)
+            _read_result(entry, path, old, new, where)
+        elif entry is None:
+            new[path] = None
+        else:
+            check_fit(old, entry, where)
+            new[path] = entry
