@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""
@@ -27,6 +28,38 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched = torch._C._functorch.is_batchedtensor
 _batch_dim = torch._C._functorch.maybe_get_bdim
 _unwrapped = torch._C._functorch.get_unwrapped
+
+
+def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
+    """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
+
+    Registering through the module's methods does the same at several times the cost, which shows
+    when a session is opened for every call of a model.
+    """
+    key = RemovableHandle.next_id
+    RemovableHandle.next_id = key + 1
+    module._forward_pre_hooks[key] = pre
+    module._forward_pre_hooks_with_kwargs[key] = True
+    module._forward_hooks[key] = post
+    module._forward_hooks_with_kwargs[key] = True
+    module._forward_hooks_always_called[key] = True
+    return key
+
+
+def remove_forward_hooks(module: nn.Module, key: int) -> None:
+    """Take away what `add_forward_hooks` put on a module."""
+    module._forward_pre_hooks.pop(key, None)
+    module._forward_pre_hooks_with_kwargs.pop(key, None)
+    module._forward_hooks.pop(key, None)
+    module._forward_hooks_with_kwargs.pop(key, None)
+    module._forward_hooks_always_called.pop(key, None)
+
+
+def move_forward_hooks_last(module: nn.Module, key: int) -> None:
+    """Let hooks run after those that were added since."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        if key in hooks:
+            hooks[key] = hooks.pop(key)
 
 
 def at_end_of_backward(callback: Any) -> None:

@@ -44,7 +44,7 @@ def children(tree: Any) -> list[tuple[Key, Any]] | None:
     kind = type(tree)
     if kind is tuple or kind is list:
         return list(enumerate(tree))
-    if isinstance(tree, tuple):
+    if isinstance(tree, tuple) and kind is not torch.Size:
         names = getattr(tree, "_fields", None)
         return list(zip(names, tree, strict=True)) if names else list(enumerate(tree))
     if isinstance(tree, list):

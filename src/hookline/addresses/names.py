@@ -94,6 +94,22 @@ class ModuleTree:
         self._walk(model, "", set(), False)
 
     @functools.cached_property
+    def modules(self) -> list[nn.Module]:
+        """List the modules in the order of `named_modules`, each once, without their names."""
+        return [self._modules[names[0]] for names in self._names.values()]
+
+    def is_current(self, path: str) -> bool:
+        """Tell whether the model still has the same module at a path."""
+        module = self.root
+        has_wrappers = bool(self.wrappers)
+        for name in path.split(".") if path else ():
+            child = module._modules.get(name)
+            if child is None:
+                return False
+            module = unwrap(child) if has_wrappers else child
+        return module is self._modules.get(path)
+
+    @functools.cached_property
     def entries(self) -> list[ModuleEntry]:
         """List the modules in the order of `named_modules`, each once."""
         return [self._entry(self._modules[names[0]]) for names in self._names.values()]
@@ -181,11 +197,16 @@ class ModuleTree:
             return
         above.add(key)
         prefix = f"{path}." if path else ""
+        modules, names = self._modules, self._names
         for name, child in children.items():
             if child is None:
                 continue
             if not child._modules:
-                self._record(child, prefix + name, is_hidden)
+                if is_hidden or id(child) in names:
+                    self._record(child, prefix + name, is_hidden)
+                else:
+                    modules[prefix + name] = child
+                    names[id(child)] = [prefix + name]
                 continue
             hides = is_hidden or (name == "parametrizations" and _is_parametrizations(child))
             self._walk(child, prefix + name, above, hides)

@@ -6,13 +6,13 @@ import functools
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 from hookline._errors import SessionError
-from hookline.addresses import Selector, Site, resolve
+from hookline.addresses import ModuleTree, Selector, Site, resolve
 from hookline.addresses.pattern import escape
 from hookline.captures.captured import Captured
 from hookline.captures.keeping import Clone, Keeper, Reduce
@@ -25,7 +25,7 @@ from hookline.captures.listening import (
 from hookline.captures.reporting import make_report
 from hookline.hooks.functions import Which, check_leaf
 from hookline.hooks.reasons import has_inplace_modules
-from hookline.hooks.refusals import attachable, generator_kind
+from hookline.hooks.refusals import attachable, leave_out_lazy, refuse_compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,9 +147,13 @@ class Capture:
             )
         if grads not in (True, False, "all"):
             raise ValueError(f"grads={grads!r} must be True, False or 'all'")
-        self._sites = _choose_sites(
-            model, where, inputs=inputs, outputs=outputs, grads=grads, params=params
+        self._choose = functools.partial(
+            _choose_sites, where=where, inputs=inputs, outputs=outputs, grads=grads, params=params
         )
+        self._tree: ModuleTree = attachable(model)
+        self._sites: list[Site] = self._choose(self._tree)
+        self._copies = options["clone"] == "auto" and has_inplace_modules(self._tree)
+        self._is_fresh = True
         self._session: CaptureSession | None = None
         self._captured: Captured | None = None
 
@@ -159,11 +163,22 @@ class Capture:
                 "this capture is open already: one `with` at a time. "
                 "Make a second one with hl.capture(...)."
             )
+        self._refresh()
         captured = Captured(is_last=self._last)
         session = self._make_session(captured)
         session.open()
         self._session, self._captured = session, captured
         return captured
+
+    def _refresh(self) -> None:
+        """Look at the model again when the capture is entered again and modules were exchanged."""
+        if self._is_fresh:
+            self._is_fresh = False
+            return
+        refuse_compiled(self._tree)
+        if not all(self._tree.is_current(site.path) for site in self._sites if not site.parameter):
+            self._tree = attachable(self._model)
+            self._sites = self._choose(self._tree)
 
     def __exit__(
         self,
@@ -188,26 +203,32 @@ class Capture:
             report.warn(stacklevel=2)
         return stopped
 
+    def __getitem__(self, address: object) -> NoReturn:
+        raise SessionError(
+            "a capture holds nothing itself; read what `with` gives: "
+            f"with hl.capture(...) as got: model(x); then got[{address!r}]."
+        )
+
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Capture every call of a function."""
 
         @functools.wraps(function)
         def captured(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: Any = None  # what stop=True leaves
             with self as got:
                 captured.captured = got  # type: ignore[attr-defined]
                 result = function(*args, **kwargs)
-            return result
+            return result  # type: ignore[no-any-return]
 
         return captured
 
     def _make_session(self, captured: Captured) -> CaptureSession:
-        session = CaptureSession(self._model, "hl.capture", this_thread=self._this_thread)
-        assert session.tree is not None
+        session = CaptureSession(self._tree, "hl.capture", this_thread=self._this_thread)
         session.keeper = Keeper(**self._options)
         session.captured = weakref.ref(captured)
         session.visits = self._visits
         session.which_calls = self._calls
-        session.copies = session.keeper.clone == "auto" and has_inplace_modules(session.tree)
+        session.copies = self._copies
         listeners: dict[Any, CaptureListener] = {}
         names = captured.index.names
         for site in self._sites:
@@ -240,9 +261,9 @@ class Capture:
 
 
 def _choose_sites(
-    model: nn.Module,
-    where: tuple[Selector, ...],
+    tree: ModuleTree,
     *,
+    where: tuple[Selector, ...],
     inputs: bool,
     outputs: bool,
     grads: Grads,
@@ -251,22 +272,23 @@ def _choose_sites(
     """Turn what was asked for into sites, each value and each gradient once."""
     if not (inputs or outputs or grads or params):
         raise ValueError("nothing to capture: inputs, outputs, grads and params are all False")
-    tree = attachable(model)
     selectors = list(where) or ["**"]
     found: dict[Any, Site] = {}
 
     def add(site: Site) -> None:
-        if generator_kind(site.module) is not None and not site.is_exact:
-            return  # a pattern met a module without an output; naming it raises
         check_leaf(site)
         if site.key not in found or site.is_exact:
             found[site.key] = site
 
     for selector in selectors:
-        at_output = resolve(tree, selector, default_port="output")
-        at_input = resolve(tree, selector, default_port="input")
-        named = {site.key for site in at_output} & {site.key for site in at_input}
-        for site in [*at_input, *at_output]:
+        sites = leave_out_lazy(resolve(tree, selector, default_port="output"))
+        named: set[Any] = set()
+        if inputs or not outputs or any(site.port == "input" for site in sites):
+            # Sites with a port of their own are the same whatever the default is.
+            at_input = leave_out_lazy(resolve(tree, selector, default_port="input"))
+            named = {site.key for site in sites} & {site.key for site in at_input}
+            sites = [*at_input, *sites]
+        for site in sites:
             is_default = site.key not in named
             if not is_default or (inputs if site.port == "input" else outputs):
                 add(site)

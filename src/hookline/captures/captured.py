@@ -361,6 +361,11 @@ class Captured(_Reader):
                 for one in kept:
                     storage = one.tensor.untyped_storage()
                     sizes[storage.data_ptr()] = storage.nbytes()
+            for parameter in call.parameters.values():
+                for held in (parameter.value, parameter.grad):
+                    if held is not None:
+                        storage = held.tensor.untyped_storage()
+                        sizes[storage.data_ptr()] = storage.nbytes()
         return sum(sizes.values())
 
     def table(self) -> Table:
@@ -370,7 +375,11 @@ class Captured(_Reader):
     def report(self) -> Report:
         """Say which sites were captured, and why others were not."""
         if self.index.report is None:
-            raise NotCaptured("the report is made when the capture ends; leave the `with` block.")
+            if self.index.is_open:
+                why = "the report is made when the capture ends; leave the `with` block."
+            else:
+                why = "there is no report: an error ended the `with` block, or this was loaded."
+            raise NotCaptured(why)
         return self.index.report
 
     def save(self, path: str | FilePath) -> None:

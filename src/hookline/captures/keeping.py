@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -72,7 +72,8 @@ class Keeper:
     select: Any = None
     reduce: Reduce = None
     max_bytes: int | None = None
-    used_bytes: int = 0
+    _held: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
+    """What counts against `max_bytes`, as long as somebody holds it."""
     _change: Callable[[Tensor], Tensor] | None = None
     """Select and reduce in one step; None when values are kept whole."""
 
@@ -103,11 +104,14 @@ class Keeper:
 
         self._change = change
 
-    def keep(self, tensor: Tensor, address: str, *, copy: bool) -> Kept:
-        """Keep one tensor; `copy` says that its memory may be written to later."""
+    def keep(self, tensor: Tensor, where: Callable[[], str], *, copy: bool) -> Kept:
+        """Keep one tensor; `copy` says that its memory may be written to later.
+
+        `where` gives the tensor's address, which only an error needs.
+        """
         if tensor.is_cuda and is_capturing_cuda_graph(tensor):
             raise UnsupportedModel(
-                f"`{address}` runs while a CUDA graph is recorded: a replay would overwrite what "
+                f"`{where()}` runs while a CUDA graph is recorded: a replay would overwrite what "
                 "is captured. Capture outside torch.cuda.graph, or copy into a buffer of yours."
             )
         value = tensor if self.keep_graph else tensor.detach()
@@ -115,30 +119,33 @@ class Keeper:
             value = unwrap_functorch(value)
         shares_memory = True
         if self._change is not None:
-            value, shares_memory = self._reduced(value, address)
+            value, shares_memory = self._reduced(value, where)
         if self.device is not None or self.dtype is not None:
             moved = value.to(device=self.device, dtype=self.dtype)
             shares_memory = shares_memory and moved is value
             value = moved
-        self._spend(value, address)
+        if self.max_bytes is not None:
+            self._spend(value, where)
         if value.is_inference():
             with torch.inference_mode(False):
                 value = value.clone()
         elif shares_memory and copy:
             value = value.clone()
+        if self.max_bytes is not None:
+            self._held.append((weakref.ref(value), value.numel() * value.element_size()))
         return Kept(value, self.keep_graph)
 
-    def _reduced(self, value: Tensor, address: str) -> tuple[Tensor, bool]:
+    def _reduced(self, value: Tensor, where: Callable[[], str]) -> tuple[Tensor, bool]:
         assert self._change is not None
         with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
             try:
                 new = self._change(value)
             except Exception as error:
-                error.add_note(f"in select/reduce of a capture at `{address}`")
+                error.add_note(f"in select/reduce of a capture at `{where()}`")
                 raise
             if not isinstance(new, Tensor):
                 raise TypeError(
-                    f"select/reduce at `{address}` gave {type(new).__qualname__}, not a tensor"
+                    f"select/reduce at `{where()}` gave {type(new).__qualname__}, not a tensor"
                 )
             whole = new is value or (
                 new.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
@@ -147,12 +154,14 @@ class Keeper:
                 new, whole = new.clone(), False  # a slice would keep all of its storage alive
         return new, whole
 
-    def _spend(self, value: Tensor, address: str) -> None:
+    def _spend(self, value: Tensor, where: Callable[[], str]) -> None:
         size = value.numel() * value.element_size()
-        if self.max_bytes is not None and self.used_bytes + size > self.max_bytes:
+        assert self.max_bytes is not None
+        self._held = [one for one in self._held if one[0]() is not None]
+        used = sum(held for _, held in self._held)
+        if used + size > self.max_bytes:
             raise OutOfBudget(
-                f"capturing `{address}` ({size:,} bytes) would pass max_bytes={self.max_bytes:,} "
-                f"({self.used_bytes:,} held). Name fewer sites, keep less of each with select= or "
+                f"capturing `{where()}` ({size:,} bytes) would pass max_bytes={self.max_bytes:,} "
+                f"({used:,} held). Name fewer sites, keep less of each with select= or "
                 "reduce=, use last=True, or call got.clear() between calls."
             )
-        self.used_bytes += size

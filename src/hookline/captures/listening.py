@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,9 @@ class CaptureSession(Session):
         return record
 
     def wants(self, visit: Visit) -> bool:
+        """Tell whether a visit is one of those asked for."""
+        if self.visits is None and self.which_calls is None:
+            return True
         return is_among(visit.index, self.visits) and is_among(visit.call.index, self.which_calls)
 
 
@@ -89,6 +93,10 @@ class CaptureListener(Listener):
             and (session.copies or was_overwritten(station.module, site.port))
         )
 
+    def where(self) -> str:
+        """Give the address, for an error."""
+        return self.address
+
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -121,18 +129,19 @@ class CaptureListener(Listener):
                 self.no_leaf(visit, tree)
                 return
         if isinstance(tree, Tensor):
-            kept = self.session.keeper.keep(tree, self.address, copy=self.copy)
+            kept = self.session.keeper.keep(tree, self.where, copy=self.copy)
             record.kept[self.port, leaf] = kept
             record.trees[self.port, leaf] = kept.tensor
         else:
-            _refuse_lazy(tree, describe(visit, self.address))
+            if hasattr(tree, "send") and hasattr(tree, "throw"):
+                _refuse_lazy(tree, describe(visit, self.address))
             seen: dict[int, Kept] = {}
 
             def keep(path: Path, tensor: Tensor) -> Tensor:
                 kept = seen.get(id(tensor))
                 if kept is None:
-                    address = self.address + format_leaf(path)
-                    kept = self.session.keeper.keep(tensor, address, copy=self.copy)
+                    where = partial(record.address, self.port, path)
+                    kept = self.session.keeper.keep(tensor, where, copy=self.copy)
                     seen[id(tensor)] = kept
                 record.kept[self.port, path] = kept
                 return kept.tensor
@@ -161,9 +170,8 @@ class CaptureListener(Listener):
         record = self.session.record(visit)
         if record is not None:
             keeper = self.session.keeper
-            address = record.address(port, leaf, is_grad=True)
-            with torch.no_grad():
-                kept = keeper.keep(grad, address, copy=keeper.clone is True)
+            where = partial(record.address, port, leaf, is_grad=True)
+            kept = keeper.keep(grad.detach(), where, copy=keeper.clone is True)
             record.add_gradient(port, leaf, task, kept)
             self.received += 1
             self.session.saw_backward = True
@@ -187,11 +195,10 @@ class CaptureListener(Listener):
 
 
 def _refuse_lazy(tree: Any, where: str) -> None:
-    if hasattr(tree, "send") and hasattr(tree, "throw"):
-        raise UnsupportedModel(
-            f"{where} returned a {type(tree).__name__}, whose body has not run yet: there is no "
-            "value to capture. Attach to the modules it calls."
-        )
+    raise UnsupportedModel(
+        f"{where} returned a {type(tree).__name__}, whose body has not run yet: there is no "
+        "value to capture. Attach to the modules it calls."
+    )
 
 
 class ParameterCapture(ParameterListener):
@@ -217,7 +224,7 @@ class ParameterCapture(ParameterListener):
         keeper = self.session.keeper
         copy = copy if keeper.clone == "auto" else keeper.clone
         with torch.no_grad():
-            kept = keeper.keep(value, self.address, copy=copy)
+            kept = keeper.keep(value, lambda: self.address, copy=copy)
         record = captured.parameter(visit.call.index, self.site.names)
         if is_grad:
             self.session.saw_backward = True

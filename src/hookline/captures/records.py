@@ -31,6 +31,12 @@ NO_GRADIENT = {
         "no backward ran inside the `with` block",
         "call loss.backward() inside the block",
     ),
+    # A record cannot tell whether one was asked for, or whether a backward ran.
+    "none came": (
+        "none came while the capture was open",
+        "capture with grads=True, call loss.backward() inside the block, and let the loss depend "
+        "on it",
+    ),
 }
 
 
@@ -156,7 +162,7 @@ class VisitRecord:
     def why_no_gradient(self, port: str) -> str:
         """Give the key of the reason why this port has no gradient."""
         found = [reason for (where, _), reason in self.reasons.items() if where == port]
-        return found[0] if found else "not reached"
+        return found[0] if found else "none came"
 
     def _first_place(self, port: str, leaf: Path) -> Path:
         """Give the place under which the gradient of a tensor that stands in several is known."""

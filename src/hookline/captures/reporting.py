@@ -9,10 +9,12 @@ from torch import nn
 
 from hookline._errors import HooklineWarning
 from hookline._tables import Table
-from hookline.addresses import ModuleTree
+from hookline._trees import Path
+from hookline.addresses import ModuleTree, format_leaf
+from hookline.addresses.pattern import escape
 from hookline.captures.listening import CaptureListener, CaptureSession, ParameterCapture
 from hookline.captures.records import NO_GRADIENT
-from hookline.hooks.reasons import fast_path_note, is_container, why_not_called
+from hookline.hooks.reasons import fast_path_note, is_container, swap_notes, why_not_called
 
 _MOST_LINES = 8
 
@@ -25,7 +27,7 @@ class Outcome:
     """The site."""
 
     status: str
-    """`captured`, `never called`, `bypassed`, `no gradient` or `no such leaf`."""
+    """`captured`, `never called`, `never returned`, `bypassed`, `no gradient`, `no such leaf`."""
 
     reason: str = ""
     """Why it was not captured."""
@@ -40,14 +42,17 @@ class Outcome:
 class Report:
     """List the outcome of every site of a capture."""
 
-    def __init__(self, outcomes: list[Outcome], notes: list[str]) -> None:
-        self.outcomes = outcomes
+    def __init__(self, captured: list[_Place], problems: list[Outcome], notes: list[str]) -> None:
+        self._captured = captured
+        self.problems = problems
+        """The sites that were not captured as asked."""
         self.notes = notes
 
     @property
-    def problems(self) -> list[Outcome]:
-        """List the sites that were not captured as asked."""
-        return [one for one in self.outcomes if one.status != "captured"]
+    def outcomes(self) -> list[Outcome]:
+        """List every site with what became of it, what is missing first."""
+        # The addresses of what went well are written only when somebody asks.
+        return [*self.problems, *(Outcome(_write(place), "captured") for place in self._captured)]
 
     def why(self, path: str) -> str:
         """Say why there is no value of a module."""
@@ -58,11 +63,11 @@ class Report:
 
     def table(self) -> Table:
         """Show the report, what is missing first."""
-        captured = len(self.outcomes) - len(self.problems)
+        captured = len(self._captured)
         return Table(
             ["site", "status", "reason", "what to do"],
             [[one.address, one.status, one.reason, one.fix] for one in self.problems],
-            title=f"{captured} of {len(self.outcomes)} sites captured",
+            title=f"{captured} of {captured + len(self.problems)} sites captured",
             notes=self.notes,
         )
 
@@ -91,71 +96,87 @@ class Report:
         return self.table()._repr_html_()
 
 
+_Place = tuple[str, str, Path, bool]
+"""A site that was captured: path, port, leaf, and whether it is a gradient."""
+
+
+def _write(place: _Place) -> str:
+    path, port, leaf, is_grad = place
+    if port == "parameter":
+        return escape(path) + (":grad" if is_grad else "")
+    return f"{escape(path)}:{port}{format_leaf(leaf)}{'.grad' if is_grad else ''}"
+
+
 def make_report(session: CaptureSession) -> Report:
     """Look at what every listener of a session received; before the session is closed."""
     tree = session.tree
     assert tree is not None
-    hooked = {id(station.module) for station in session.stations}
-    ran = {id(station.module) for station in session.stations if station.runs}
-    outcomes: list[Outcome] = []
+    captured: list[_Place] = []
+    problems: list[Outcome] = []
     for listener in session.listeners:
-        if isinstance(listener, CaptureListener):
-            outcomes.extend(_module_outcomes(session, tree, listener, ran, hooked))
-    outcomes.extend(
-        _parameter_outcome(session, parameter)
-        for parameter in session.parameters
-        if isinstance(parameter, ParameterCapture)
-    )
+        assert isinstance(listener, CaptureListener)
+        path = listener.station.path
+        if listener.values:
+            if listener.fired:
+                captured.append((path, listener.port, listener.leaf, False))
+            else:
+                problems.append(_value_problem(session, tree, listener))
+        if listener.gradients:
+            if listener.received:
+                captured.append((path, listener.port, listener.leaf, True))
+            elif listener.station.runs or not listener.values:
+                problems.append(_gradient_problem(session, tree, listener))
+    for parameter in session.parameters:
+        assert isinstance(parameter, ParameterCapture)
+        if parameter.fired:
+            captured.append((parameter.site.path, "parameter", (), parameter.site.is_grad))
+        else:
+            problems.append(_parameter_problem(session, parameter))
     notes = fast_path_note(tree, [station.module for station in session.stations])
+    notes += swap_notes(tree, [name for one in session.stations if one.runs for name in one.names])
     if session.other_thread_calls:
         notes.append(
             f"{session.other_thread_calls} executions in other threads were left out "
             "(this_thread=True)."
         )
-    return Report(outcomes, notes)
+    return Report(captured, problems, notes)
 
 
-def _module_outcomes(
-    session: CaptureSession,
-    tree: ModuleTree,
-    listener: CaptureListener,
-    ran: set[int],
-    hooked: set[int],
-) -> list[Outcome]:
-    station = listener.station
-    found = []
-    if not station.runs:
-        status, what, fix = (
-            "never called",
-            "the model was not called",
-            "call it in the `with` block",
+def _value_problem(session: CaptureSession, tree: ModuleTree, listener: CaptureListener) -> Outcome:
+    if not listener.station.runs:
+        return _not_called(session, tree, listener, listener.address)
+    if listener.missed_leaf:
+        return Outcome(
+            listener.address,
+            "no such leaf",
+            "it ran, but its value has no such leaf",
+            "see hl.sites(model, example=x)",
+            not listener.is_exact,
         )
-        is_expected = False
-        if session.calls:
-            reason = why_not_called(tree, station.path, station.module, ran, hooked=hooked)
-            what, fix = reason.what, reason.fix
-            is_expected = is_container(station.module) and not listener.is_exact
-            status = "bypassed" if reason.is_bypass else status
-        kinds = [""] * listener.values + [".grad"] * (listener.gradients and not listener.values)
-        return [Outcome(listener.address + kind, status, what, fix, is_expected) for kind in kinds]
-    if listener.values:
-        if listener.fired:
-            found.append(Outcome(listener.address, "captured"))
-        elif listener.missed_leaf:
-            found.append(
-                Outcome(
-                    listener.address,
-                    "no such leaf",
-                    "it ran, but its value has no such leaf",
-                    "see hl.sites(model, example=x)",
-                    not listener.is_exact,
-                )
-            )
-        else:
-            found.append(_filtered(session, listener.address))
-    if listener.gradients:
-        found.append(_gradient_outcome(session, listener))
-    return found
+    if session.visits is None and session.which_calls is None:
+        return Outcome(
+            listener.address,
+            "never returned",
+            "it was called, but an error came before its value",
+            "see the error that was raised",
+        )
+    return _filtered(session, listener.address)
+
+
+def _not_called(
+    session: CaptureSession, tree: ModuleTree, listener: CaptureListener, address: str
+) -> Outcome:
+    if not session.calls:
+        what, fix = "the model was not called", "call it in the `with` block"
+        return Outcome(address, "never called", what, fix)
+    module = listener.station.module
+    stations = session.stations
+    ran = {id(station.module) for station in stations if station.runs}
+    hooked = {id(station.module) for station in stations}
+    reason = why_not_called(tree, listener.station.path, module, ran, hooked=hooked)
+    status = "bypassed" if reason.is_bypass else "never called"
+    is_expected = is_container(module) and not listener.is_exact
+    return Outcome(address, status, reason.what, reason.fix, is_expected)
 
 
 def _filtered(session: CaptureSession, address: str) -> Outcome:
@@ -172,10 +193,12 @@ def _filters(session: CaptureSession) -> list[tuple[str, object]]:
     return [("visits", session.visits), ("calls", session.which_calls)]
 
 
-def _gradient_outcome(session: CaptureSession, listener: CaptureListener) -> Outcome:
+def _gradient_problem(
+    session: CaptureSession, tree: ModuleTree, listener: CaptureListener
+) -> Outcome:
     address = f"{listener.address}.grad"
-    if listener.received:
-        return Outcome(address, "captured")
+    if not listener.station.runs:
+        return _not_called(session, tree, listener, address)
     known = listener.grad_reasons
     if known:
         key = max(known, key=lambda reason: known[reason])
@@ -186,9 +209,7 @@ def _gradient_outcome(session: CaptureSession, listener: CaptureListener) -> Out
     return Outcome(address, "no gradient", what, fix, is_expected)
 
 
-def _parameter_outcome(session: CaptureSession, parameter: ParameterCapture) -> Outcome:
-    if parameter.fired:
-        return Outcome(parameter.address, "captured")
+def _parameter_problem(session: CaptureSession, parameter: ParameterCapture) -> Outcome:
     if not parameter.site.is_grad:
         return Outcome(
             parameter.address,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
@@ -28,6 +29,8 @@ class _Writer:
         self.tensors: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> str:
+        while name in self.tensors:  # keys such as `a/b` may spell the place of another tensor
+            name += "'"
         # The format wants contiguous tensors that share no memory.
         self.tensors[name] = tensor.detach().contiguous().clone()
         return name
@@ -36,10 +39,11 @@ class _Writer:
         """Describe a tree in JSON: tensors by key, containers by kind."""
         if isinstance(tree, Tensor):
             return {"tensor": self.add(name, tree)}
-        items = _trees.children(tree)
+        items = _trees.children(tuple(tree) if isinstance(tree, torch.Size) else tree)
         if items is None:
-            is_plain = tree is None or isinstance(tree, (bool, int, float, str))
-            return {"value": tree} if is_plain else {"opaque": str(tree)}
+            if tree is None or isinstance(tree, (bool, int, float, str)):
+                return {"value": tree}
+            return {"opaque": tree.type_name if isinstance(tree, _trees.Opaque) else str(tree)}
         entries = [[key, self.describe(item, f"{name}/{key}")] for key, item in items]
         kind = "list" if isinstance(tree, list) else "tuple" if isinstance(tree, tuple) else "dict"
         if kind == "tuple" and items and isinstance(items[0][0], str):

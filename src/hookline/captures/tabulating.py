@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -68,6 +68,6 @@ def tabulate(captured: Captured) -> Table:
 def _row(record: VisitRecord, port: str, path: Path, when: list[object]) -> list[object]:
     value = record.value(port, path) if (port, path) in record.kept else None
     grad = record.gradient(port, path) if (port, path) in record.grads else None
-    shown: Tensor = grad if value is None else value
+    shown: Any = grad if value is None else value
     look = [_shape(shown), str(shown.dtype)[6:]]
     return [record.address(port, path), record.type_name, *when, *look, _norm(value), _norm(grad)]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hookline._errors import EditError
-from hookline.addresses import format_leaf
 from hookline.captures.captured import Captured
 from hookline.hooks.functions import Which
 from hookline.hooks.visits import At
@@ -253,8 +252,7 @@ def patch(
 
     def change(old: Tensor, at: At) -> Tensor:
         reader: Any = source if call is None else source.calls[call]
-        grad = ".grad" if at.is_grad else ""
-        name = address or f"{at.path}:{at.port}{format_leaf(at.leaf)}{grad}"
+        name = address or at.address
         new = _read(reader, name, at.visit if visit is None else visit)
         if not isinstance(new, Tensor):
             raise EditError(

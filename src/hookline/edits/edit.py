@@ -15,7 +15,8 @@ from hookline.addresses import Selector, Site, format_leaf, resolve
 from hookline.edits.actions import Action
 from hookline.edits.skipping import Skip, SkipListener
 from hookline.hooks.functions import Which, attach_function
-from hookline.hooks.reasons import why_not_called
+from hookline.hooks.reasons import swap_notes, why_not_called
+from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import KEEP, At
 
@@ -30,19 +31,24 @@ class EditHandle(Handle):
         super().__init__(session)
         self._edits = edits
         self._tree = session.tree
-        self._missed: list[list[object]] | None = None
+        self._missed: dict[_Applied, str] | None = None
 
     def __enter__(self) -> EditHandle:
         return self
 
     def __exit__(self, *exception: object) -> None:
         missed = self._find_missed()
+        used = {
+            one.site.path: None for one in self._edits if one.count and one.site.parameter is None
+        }
+        swapped = swap_notes(self._tree, used) if self._tree is not None else []
         self.remove()
-        if exception[0] is None and missed:
-            lines = "\n".join(f"  {address}: {action}: {why}" for address, action, why in missed)
-            warnings.warn(
-                f"hookline: some edits were never applied:\n{lines}", HooklineWarning, stacklevel=2
-            )
+        if exception[0] is not None or not (missed or swapped):
+            return
+        lines = [f"  {one.site.address}: {one.name}: {why}" for one, why in missed.items()]
+        head = ["hookline: some edits were never applied:"] if missed else ["hookline:"]
+        text = "\n".join([*head, *lines, *(f"  {note}" for note in swapped)])
+        warnings.warn(text, HooklineWarning, stacklevel=2)
 
     def remove(self) -> None:
         """Remove the edits at once; a checkpointed region keeps its own until its backward."""
@@ -54,31 +60,31 @@ class EditHandle(Handle):
     def report(self) -> Table:
         """Say how often each edit was applied, and why some never were."""
         missed = self._missed if self._missed is not None else self._find_missed()
-        why = {str(address): reason for address, _, reason in missed}
         rows = [
-            [one.site.address, one.name, one.count, why.get(one.site.address, "")]
-            for one in self._edits
+            [one.site.address, one.name, one.count, missed.get(one, "")] for one in self._edits
         ]
         return Table(["site", "edit", "applied", "why not"], rows)
 
-    def _find_missed(self) -> list[list[object]]:
+    def _find_missed(self) -> dict[_Applied, str]:
         if self._missed is not None or self._tree is None:
-            return self._missed or []
+            return self._missed or {}
         ran = {id(station.module) for station in self._session.stations if station.runs}
-        found: list[list[object]] = []
+        found: dict[_Applied, str] = {}
         for one in self._edits:
             if one.count:
                 continue
             module = one.site.module
-            if id(module) in ran:
-                why = "it ran, but its condition never held"
-                if one.site.is_grad:
-                    why = "no gradient reached it while the edit was attached"
+            if not self._session.is_open:
+                why = "an error in a hook removed all edits before"
             elif not self._session.calls:
                 why = "the model was not called"
+            elif one.site.is_grad and (id(module) in ran or one.site.parameter is not None):
+                why = "no gradient reached it while the edit was attached"
+            elif id(module) in ran or one.site.parameter is not None:
+                why = "it ran, but its condition never held"
             else:
                 why = why_not_called(self._tree, one.site.path, module, ran).what
-            found.append([one.site.address, one.name, why])
+            found[one] = why
         return found
 
 
@@ -151,6 +157,11 @@ def edit(
     `visits` and `calls` limit all edits; `action.where(...)` limits one. At one site, edits run in
     the order they were attached; captures and hooks see the result.
     """
+    if isinstance(edits, (str, Action, Skip)) or not isinstance(edits, Iterable):
+        raise TypeError(
+            "hl.edit takes a dict of what to do where, hl.edit(model, {'fc1': hl.scale(0)}); "
+            f"not {type(edits).__qualname__}."
+        )
     pairs = list(edits.items()) if isinstance(edits, Mapping) else [tuple(one) for one in edits]
     if not pairs:
         raise ValueError("there is nothing to edit: give {address: action}")
@@ -160,7 +171,7 @@ def edit(
     applied: list[_Applied] = []
     skips: list[SkipListener] = []
     for where, action in pairs:
-        for site in resolve(session.tree, where):
+        for site in leave_out_lazy(resolve(session.tree, where)):
             one = _Applied(site, action)
             applied.append(one)
             if isinstance(action, Skip):

@@ -88,6 +88,8 @@ class SkipListener(Listener):
     __slots__ = ("decided", "fired", "skip")
 
     def __init__(self, session: Session, site: Site, how: Skip) -> None:
+        if site.port == "parameter":
+            raise AddressError(f"hl.skip replaces a module; `{site.address}` is a parameter")
         if site.port != "output" or site.leaf or site.is_grad:
             raise AddressError(
                 f"hl.skip replaces a whole module, so `{site.address}` is too much: "

@@ -8,8 +8,10 @@ one execution of an outermost module, and a module's address is the name of its 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookline._errors import AddressError, SessionError
+from hookline._torch import graph_task_id
 from hookline.addresses import Selection, Selector, Site, parse
 from hookline.addresses.names import find_wrapped
+from hookline.hooks import checkpoints
 from hookline.hooks.junctions import Junction, refuse_tracing
-from hookline.hooks.sessions import Handle, Session
-from hookline.hooks.visits import Call, Listener, Station, Visit
+from hookline.hooks.sessions import CALL_CODE, Handle, Session
+from hookline.hooks.visits import Listener, Station, Visit
 
 _Matcher = Callable[[nn.Module], bool]
 _Maker = Callable[[Session, Station, Site], list[Listener]]
@@ -69,11 +73,17 @@ class _GlobalSession(Session):
         self.purpose = purpose
         self.is_open = False
         self.is_lingering = False
+        self.follows_recompute = True
         self.calls = 0
         self.makers: list[tuple[_Matcher, Site]] = []
         self.make: _Maker
         self._latest = None
         self._active = {}
+        self._junctions = []
+        self._parameters = []
+        self._regions = weakref.WeakKeyDictionary()
+        # A station lives as long as something remembers a visit of it, and keeps its module's id.
+        self._known: weakref.WeakValueDictionary[int, Station] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._running: dict[int, list[tuple[nn.Module, Junction | None]]] = {}
 
@@ -86,31 +96,29 @@ class _GlobalSession(Session):
         ]
         self.is_open = True
 
-    def close(self) -> None:
-        if not self.is_open:
-            return
-        self.is_open = False
+    def _detach(self) -> None:
+        self.is_lingering = False
         for handle in self._handles:
             handle.remove()
             torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
             torch_module._global_forward_hooks_always_called.pop(handle.id, None)
         self._running.clear()
+        self._latest = None
 
     def begin(self, station: Station, thread: int, task: int) -> Visit | None:
-        if not self.is_open:
-            return None
         if task != -1:
-            visit = Visit(station, self.latest_call(), None)
-            visit.is_recompute = True
-            return visit
-        call = self._active.get(thread)
-        if call is None or len(self._running[thread]) == 1:
-            call = self._active[thread] = self._latest = Call(self.calls, thread, False)
-            self.calls += 1
-        key: Any = id(station.module)
-        index = call.counts.get(key, 0)
-        call.counts[key] = index + 1
-        return Visit(station, call, index)
+            return self._begin_again(station, task)
+        call = self._active[thread]
+        index = call.counts.get(station, 0)
+        call.counts[station] = index + 1
+        visit = Visit(station, call, index)
+        if (
+            checkpoints.in_checkpoint() is not None or not torch.is_grad_enabled()
+            if call.grad_at_start
+            else call.in_region
+        ):
+            self._note_regions(visit)
+        return visit
 
     def end_root(self, visit: Visit) -> None:
         return None
@@ -118,20 +126,19 @@ class _GlobalSession(Session):
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         if torch.compiler.is_compiling():
             refuse_tracing()
-        stack = self._running.setdefault(get_ident(), [])
         if find_wrapped(module) is not None:  # what it wraps runs next, and counts
             return None
-        station = Station((type(module).__name__,), module, False)
-        listeners = []
-        for matches, site in self.makers:
-            if matches(module):
-                listeners.extend(self.make(self, station, site))
-        if not listeners:
-            stack.append((module, None))
-            return None
-        junction = Junction()
-        junction.join(self, station, listeners)
+        thread = get_ident()
+        is_forward = graph_task_id() == -1
+        stack = self._running.setdefault(thread, [])
+        del stack[_depth(sys._getframe(1)) :]  # modules that raised have no other end
+        if is_forward and self.is_open and not stack:
+            self._start_call(thread, is_implicit=False)
+        # What is closed goes on only to repeat its edits where a checkpoint is recomputed.
+        junction = self._listen(module) if self.is_open or not is_forward else None
         stack.append((module, junction))
+        if junction is None:
+            return None
         # Torch passes no keyword arguments to a global pre hook; its caller's frame has them.
         kwargs = sys._getframe(1).f_locals.get("kwargs", {})
         result = junction.enter(module, args, dict(kwargs))
@@ -141,17 +148,42 @@ class _GlobalSession(Session):
         kwargs.update(result[1])
         return result[0]
 
+    def _listen(self, module: nn.Module) -> Junction | None:
+        station = self._known.get(id(module))
+        if station is None:
+            station = self._known[id(module)] = Station((type(module).__name__,), module, False)
+        listeners: list[Listener] = []
+        for matches, site in self.makers:
+            if matches(module):
+                listeners.extend(self.make(self, station, site))
+        if not self.is_open:
+            listeners = [one for one in listeners if one.stage == 1 and one.values]
+        if not listeners:
+            return None
+        junction = Junction()
+        junction.join(self, station, listeners)
+        return junction
+
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         stack = self._running.get(get_ident(), [])
-        while stack:  # modules above this one that raised have no other end
+        while any(running is module for running, _ in stack):
             running, junction = stack.pop()
             if running is module:
-                if junction is None:
-                    return None
-                return junction.leave_call(module, args, kwargs, output)
+                return junction and junction.leave_call(module, args, kwargs, output)
         return None
+
+
+def _depth(frame: FrameType) -> int:
+    """Count the modules that run around the one whose hooks are called in this frame."""
+    around: FrameType | None = frame
+    modules = -1
+    while around is not None:
+        if around.f_code is CALL_CODE and find_wrapped(around.f_locals["self"]) is None:
+            modules += 1
+        around = around.f_back
+    return modules
 
 
 def attach(purpose: str, where: Selector, make: _Maker) -> Handle:

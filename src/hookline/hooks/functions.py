@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container
 from typing import Any, Required, TypedDict, Unpack
 
@@ -16,6 +17,7 @@ from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
 from hookline.hooks.fitting import check_fit
 from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import KEEP, MISSING, At, Listener, Station, Visit, describe
 
@@ -205,6 +207,19 @@ def check_leaf(site: Site) -> None:
         )
 
 
+def _limit(function: HookFunction, visits: Which, calls: Which) -> HookFunction:
+    """Give a function that runs in some visits and calls only."""
+    if visits is None and calls is None:
+        return function
+
+    @functools.wraps(function)
+    def limited(value: Any, at: At) -> Any:
+        wanted = is_among(at.visit, visits) and is_among(at.call, calls)
+        return function(value, at) if wanted else KEEP
+
+    return limited
+
+
 def attach_function(
     session: Session,
     sites: list[Site],
@@ -217,8 +232,15 @@ def attach_function(
     for site in sites:
         check_leaf(site)
         if site.port == "parameter":
-            follower = ParameterListener(session, site, function, stage=options["stage"])
-            session.follow_parameter(follower)
+            limited = _limit(function, options.get("visits"), options.get("calls"))
+            follower = ParameterListener(
+                session,
+                site,
+                limited,
+                stage=options["stage"],
+                keep_graph=options.get("keep_graph", False),
+            )
+            session.follow_parameter(follower, prepend=prepend)
             continue
         station = session.station(site.names, site.module)
         session.listen(
@@ -274,7 +296,7 @@ def hook(
         )
     session = Session(model, f"hl.hook({_show(where)})", this_thread=this_thread)
     assert session.tree is not None
-    sites = resolve(session.tree, where)
+    sites = leave_out_lazy(resolve(session.tree, where))
     attach_function(session, sites, function, prepend=prepend, **options)
     session.open()
     return Handle(session)

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch.compiler import is_compiling
 
 from hookline import _trees
 from hookline._errors import UnsupportedModel
-from hookline._torch import graph_task_id
+from hookline._torch import (
+    add_forward_hooks,
+    graph_task_id,
+    move_forward_hooks_last,
+    remove_forward_hooks,
+)
 from hookline.hooks import gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.visits import Listener, Station, Visit
@@ -35,14 +40,19 @@ class _Plan:
     __slots__ = ("input_gradients", "inputs", "output_gradients", "outputs", "stations")
 
     def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
-        ordered = sorted(listeners, key=lambda listener: (listener.stage, listener.sequence))
-        at_input = [listener for listener in ordered if listener.port == "input"]
-        at_output = [listener for listener in ordered if listener.port == "output"]
+        if len(listeners) > 1:
+            listeners = sorted(listeners, key=lambda one: (one.stage, one.sequence))
+        if len(stations) > 1:  # a call begins with parameters: before edits, edits, after edits
+            stations = sorted(stations, key=lambda pair: pair[0].parameter_order)
         self.stations = tuple(stations)
-        self.inputs = tuple([listener for listener in at_input if listener.values])
-        self.outputs = tuple([listener for listener in at_output if listener.values])
-        self.input_gradients = tuple([listener for listener in at_input if listener.gradients])
-        self.output_gradients = tuple([listener for listener in at_output if listener.gradients])
+        self.inputs = tuple([one for one in listeners if one.values and one.port == "input"])
+        self.outputs = tuple([one for one in listeners if one.values and one.port == "output"])
+        gradients = [one for one in listeners if one.gradients]
+        self.input_gradients = tuple([one for one in gradients if one.port == "input"])
+        self.output_gradients = tuple([one for one in gradients if one.port == "output"])
+
+
+_NOTHING = _Plan([], [])
 
 
 class _Frame:
@@ -60,13 +70,13 @@ class _Frame:
 class Junction:
     """Dispatch one module's calls to the sessions that listen there."""
 
-    __slots__ = ("_handles", "_listeners", "_stations", "frames", "plan")
+    __slots__ = ("_key", "_listeners", "_stations", "frames", "plan")
 
     def __init__(self) -> None:
         self._stations: list[tuple[Session, Station]] = []
         self._listeners: list[Listener] = []
-        self._handles: list[RemovableHandle] = []
-        self.plan = _Plan([], [])
+        self._key = -1
+        self.plan = _NOTHING
         self.frames: dict[int, list[_Frame]] = {}
 
     @staticmethod
@@ -75,16 +85,11 @@ class Junction:
         for hook in module._forward_hooks.values():
             if type(hook) is _PostHook:
                 junction = hook.junction
-                for handle in junction._handles:  # see what hooks added since have made of it
-                    hooks = handle.hooks_dict_ref()
-                    if hooks is not None and handle.id in hooks:
-                        hooks.move_to_end(handle.id)
+                # See what hooks that were added since have made of a value.
+                move_forward_hooks_last(module, junction._key)
                 return junction
         junction = Junction()
-        junction._handles = [
-            module.register_forward_pre_hook(_PreHook(junction), with_kwargs=True),
-            module.register_forward_hook(_PostHook(junction), with_kwargs=True, always_call=True),
-        ]
+        junction._key = add_forward_hooks(module, _PreHook(junction), _PostHook(junction))
         return junction
 
     def join(self, session: Session, station: Station, listeners: list[Listener]) -> None:
@@ -93,16 +98,17 @@ class Junction:
         self._listeners.extend(listeners)
         self.plan = _Plan(self._stations, self._listeners)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Session, module: nn.Module) -> None:
         """Forget a session; remove the hooks with the last one."""
         self._stations = [pair for pair in self._stations if pair[0] is not session]
-        self._listeners = [one for one in self._listeners if one.session is not session]
-        self.plan = _Plan(self._stations, self._listeners)
-        if not self._stations:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-            self.frames.clear()
+        if self._stations:
+            self._listeners = [one for one in self._listeners if one.session is not session]
+            self.plan = _Plan(self._stations, self._listeners)
+            return
+        self._listeners = []
+        self.plan = _NOTHING
+        remove_forward_hooks(module, self._key)
+        self.frames.clear()
 
     def keep_edits(self, session: Session) -> None:
         """Drop all of a session's listeners here but those that edit values."""
@@ -136,11 +142,13 @@ class Junction:
         stack.append(frame)
         if not visits:
             return None
+        if not (plan.inputs or plan.input_gradients or plan.output_gradients):
+            return None
         before_args, before_kwargs = args, kwargs
         for listener in plan.inputs:
-            visit = visits.get(listener.session)
-            if visit is not None:
-                args, kwargs = listener.on_input(visit, module, args, kwargs)
+            one = visits.get(listener.session)
+            if one is not None:
+                args, kwargs = listener.on_input(one, module, args, kwargs)
         if plan.input_gradients:
             args, kwargs = self._tap_inputs(plan, frame, module, args, kwargs)
         if plan.output_gradients:
@@ -223,7 +231,7 @@ def _may_be_wired(
         if not enabled:
             listener.no_gradient(visit, port, None, "grad mode off")
             continue
-        visit.wired.add(port)
+        visit.wired = (*visit.wired, port)
         asked.append((listener, visit))
     return asked
 
@@ -270,7 +278,7 @@ class _PreHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             refuse_tracing()
         return self.junction.enter(module, args, kwargs)
 

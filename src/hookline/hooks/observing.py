@@ -39,12 +39,17 @@ def observe(
 ) -> None:
     """Call an observer: its return is ignored, and nothing it does reaches the model."""
     tensors = [tensor for _, tensor in _trees.leaves(value)]
-    versions = [None if t.is_inference() else t._version for t in tensors]
+    if any(tensor.is_inference() for tensor in tensors):
+        # They count no versions; on copies that do, a change in place is noticed as elsewhere.
+        with torch.inference_mode(False):
+            value = _trees.map_tensors(value, lambda _, tensor: tensor.clone())
+        tensors = [tensor for _, tensor in _trees.leaves(value)]
+    versions = [tensor._version for tensor in tensors]
     with _quiet(tensors):
         run(session, visit, at.address, function, value, at)
     at.forget()
     for tensor, version in zip(tensors, versions, strict=True):
-        if version is not None and tensor._version != version:
+        if tensor._version != version:
             session.close()
             raise HooklineError(
                 f"the hook at {describe(visit, at.address)} changed the value in place; a hook "

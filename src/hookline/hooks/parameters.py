@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline._errors import NoSuchSite
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
 
 
+class _Edited:
+    """A parameter while it is edited: the real one, and what each edit made of it in turn."""
+
+    __slots__ = ("original", "steps")
+
+    def __init__(self, original: Tensor) -> None:
+        self.original = original
+        self.steps: list[tuple[weakref.ref[ParameterListener], Tensor]] = []
+
+
+# Listeners are held weakly: a model that is dropped with its edits attached must go, too.
+_edited: weakref.WeakKeyDictionary[nn.Module, dict[str, _Edited]] = weakref.WeakKeyDictionary()
+
+
 class ParameterListener:
     """Follow one parameter: where it lives, and what to do with its value or gradient.
 
@@ -27,7 +42,13 @@ class ParameterListener:
     """
 
     def __init__(
-        self, session: Session, site: Site, function: Callable[[Any, At], Any], *, stage: int
+        self,
+        session: Session,
+        site: Site,
+        function: Callable[[Any, At], Any],
+        *,
+        stage: int,
+        keep_graph: bool = False,
     ) -> None:
         assert site.parameter is not None
         assert session.tree is not None
@@ -35,6 +56,9 @@ class ParameterListener:
         self.site = site
         self.function = function
         self.stage = stage
+        self.keep_graph = keep_graph
+        self.order = (stage, 0)
+        """Where it stands among the listeners of this parameter; the session sets it."""
         self.fired = 0
         self._parameter: Tensor | None = None
         self._handle: Any = None
@@ -65,15 +89,18 @@ class ParameterListener:
         if self.stage != 1:
             self.on_value(visit, parameter, at)
             return
+        parameter = self._take_back(parameter)
         new = self._run(visit, at, parameter)
         if new is not KEEP and new is not parameter:
             check_fit(parameter, new, describe(visit, at.address))
-            self._parameter = parameter
-            for owner, name in self.places:
-                owner._parameters[name] = new
+            owner, name = self.places[0]
+            known = _edited.setdefault(owner, {}).setdefault(name, _Edited(parameter))
+            known.steps.append((weakref.ref(self), new))
+            self._put(new)
 
     def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
-        observing.observe(self.session, visit, self.function, parameter.detach(), at)
+        value = parameter if self.keep_graph else parameter.detach()
+        observing.observe(self.session, visit, self.function, value, at)
 
     def attach(self) -> None:
         """Listen for the gradient; a lazy parameter has to wait for its first call."""
@@ -83,20 +110,50 @@ class ParameterListener:
             return
         self._parameter = parameter
         self._handle = parameter.register_post_accumulate_grad_hook(self._accumulated)
+        hooks = self._handle.hooks_dict_ref()
+        own = [
+            (hook.__self__.order, key)
+            for key, hook in hooks.items()
+            if isinstance(getattr(hook, "__self__", None), ParameterListener)
+        ]
+        for _, key in sorted(own):  # torch calls them in this dictionary's order
+            hooks[key] = hooks.pop(key)
 
     def detach(self) -> None:
         """Stop listening, and put an edited parameter back."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        if self._parameter is not None and not self.site.is_grad:
-            for owner, name in self.places:
-                owner._parameters[name] = self._parameter  # type: ignore[assignment]
         self._parameter = None
+        owner, name = self.places[0]
+        current = owner._parameters.get(name)
+        if self.stage == 1 and not self.site.is_grad and current is not None:
+            self._take_back(current)
+
+    def _take_back(self, current: Tensor) -> Tensor:
+        """Undo this edit and those made on top of it; give what it is made on."""
+        owner, name = self.places[0]
+        known = _edited.get(owner, {}).get(name)
+        if known is None:
+            return current
+        if known.steps[-1][1] is not current:  # somebody exchanged the parameter meanwhile
+            del _edited[owner][name]
+            return current
+        editors = [editor() for editor, _ in known.steps]
+        if self not in editors:
+            return current
+        del known.steps[editors.index(self) :]
+        base = known.steps[-1][1] if known.steps else known.original
+        if not known.steps:
+            del _edited[owner][name]
+        self._put(base)
+        return base
+
+    def _put(self, value: Tensor) -> None:
+        for owner, name in self.places:
+            owner._parameters[name] = value  # type: ignore[assignment]
 
     def _current(self) -> Tensor | None:
-        if self._parameter is not None and not self.site.is_grad:
-            return self._parameter
         owner, name = self.places[0]
         parameter = owner._parameters.get(name)
         if parameter is None:

@@ -225,8 +225,25 @@ def _first_stopped(
     return None
 
 
+def swap_notes(tree: ModuleTree, paths: Iterable[str]) -> list[str]:
+    """Say which of the modules that ran are no longer at their path."""
+    notes = []
+    for path in paths:
+        entry = None if tree.is_current(path) else tree.find(path)
+        if entry is not None and _find(tree, path) is not entry.module:  # not merely wrapped
+            notes.append(
+                f"{_quote(path)} was replaced or removed after attaching: "
+                "what ran after that was not seen; attach after the swap"
+            )
+    return notes
+
+
 def fast_path_note(tree: ModuleTree, modules: Iterable[nn.Module]) -> list[str]:
     """Say which `nn.TransformerEncoderLayer`s lose their fused kernel to hooks on these modules."""
+    if not any(
+        issubclass(kind, nn.TransformerEncoderLayer) for kind in set(map(type, tree.modules))
+    ):
+        return []
     hooked = {id(module) for module in modules}
     notes = []
     for entry in tree.entries:
@@ -244,5 +261,5 @@ def fast_path_note(tree: ModuleTree, modules: Iterable[nn.Module]) -> list[str]:
 
 def has_inplace_modules(tree: ModuleTree) -> bool:
     """Tell whether a module is set to change its input in place, as `nn.ReLU(inplace=True)`."""
-    flags = [getattr(entry.module, "inplace", False) for entry in tree.entries]
+    flags = [module.__dict__["inplace"] for module in tree.modules if "inplace" in module.__dict__]
     return any(isinstance(flag, int) and flag for flag in flags)

@@ -10,7 +10,9 @@ from torch import nn
 
 from hookline import _torch
 from hookline._errors import UnsupportedModel
-from hookline.addresses import ModuleTree
+from hookline.addresses import ModuleTree, Site
+
+_LAZY_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def attachable(model: object) -> ModuleTree:
@@ -23,17 +25,24 @@ def attachable(model: object) -> ModuleTree:
     if isinstance(model, torch.jit.ScriptModule):
         _refuse_script(model, "")
     tree = ModuleTree(model)
-    forced_eager = _torch.is_compile_forced_eager()
-    for wrapper in tree.wrappers:
-        if _torch.is_compiled(wrapper) and not forced_eager:
-            _refuse_compiled(wrapper, "")
-    for entry in tree.entries:
-        module = entry.module
-        if isinstance(module, torch.jit.ScriptModule):
-            _refuse_script(module, entry.names[0])
-        if module._compiled_call_impl is not None and not forced_eager:
-            _refuse_compiled(module, entry.names[0])
+    refuse_compiled(tree)
+    if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, tree.modules))):
+        module = next(one for one in tree.modules if isinstance(one, torch.jit.ScriptModule))
+        _refuse_script(module, _path(tree, module))
     return tree
+
+
+def refuse_compiled(tree: ModuleTree) -> None:
+    """Raise if a part of the model runs compiled code, unless everything is forced eager."""
+    compiled = [one for one in tree.modules if one._compiled_call_impl is not None]
+    compiled += [wrapper for wrapper in tree.wrappers if _torch.is_compiled(wrapper)]
+    if compiled and not _torch.is_compile_forced_eager():
+        _refuse_compiled(compiled[0], _path(tree, compiled[0]))
+
+
+def _path(tree: ModuleTree, module: nn.Module) -> str:
+    entry = tree.entry_of(module)
+    return "" if entry is None else entry.names[0]
 
 
 def _refuse_script(module: nn.Module, path: str) -> NoReturn:
@@ -54,14 +63,27 @@ def _refuse_compiled(module: nn.Module, path: str) -> NoReturn:
 
 def generator_kind(module: nn.Module) -> str | None:
     """Name what kind of lazy function a module's forward is; None for a plain one."""
-    forward = module.forward
-    if inspect.isgeneratorfunction(forward):
+    forward = module.__dict__.get("forward") or type(module).forward
+    # Not unwrapped: a decorator may turn a generator into a plain function.
+    code = getattr(forward, "__code__", None)
+    flags = 0 if code is None else code.co_flags
+    if not flags & _LAZY_FLAGS:
+        return None
+    if flags & inspect.CO_GENERATOR:
         return "generator"
-    if inspect.iscoroutinefunction(forward):
-        return "coroutine"
-    if inspect.isasyncgenfunction(forward):
-        return "async generator"
-    return None
+    return "coroutine" if flags & inspect.CO_COROUTINE else "async generator"
+
+
+def leave_out_lazy(sites: list[Site]) -> list[Site]:
+    """Drop modules without an output that only a pattern met; raise if nothing else was named."""
+    left = [
+        one
+        for one in sites
+        if one.is_exact or generator_kind(one.module) is None or (one.parameter and one.is_grad)
+    ]
+    if not left:
+        refuse_module(sites[0].module, sites[0].path)
+    return left
 
 
 def refuse_module(module: nn.Module, path: str) -> None:

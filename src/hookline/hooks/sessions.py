@@ -27,7 +27,7 @@ from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
-_CALL_CODE = nn.Module._call_impl.__code__
+CALL_CODE = nn.Module._call_impl.__code__
 
 
 class _Region:
@@ -46,8 +46,13 @@ class Session:
 
     _sequence: ClassVar = itertools.count(1)
 
-    def __init__(self, model: nn.Module, purpose: str, *, this_thread: bool = False) -> None:
-        self.tree: ModuleTree | None = attachable(model)
+    parameter_order: tuple[int, int] = (2, 0)
+    """When its parameters get their turn as a call begins, as listeners do at one site."""
+
+    def __init__(
+        self, model: nn.Module | ModuleTree, purpose: str, *, this_thread: bool = False
+    ) -> None:
+        self.tree: ModuleTree | None = model if isinstance(model, ModuleTree) else attachable(model)
         self.purpose = purpose
         self.is_open = False
         self.is_lingering = False
@@ -59,13 +64,14 @@ class Session:
         self._thread: int | None = None
         self._listeners: dict[Station, list[Listener]] = {}
         self._stations: dict[int, Station] = {}
-        self._junctions: list[Junction] = []
+        self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
         self._at_detach: list[Callable[[], None]] = []
         self._active: dict[int, Call] = {}
         self._latest: Call | None = None
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
-        root = self.tree.entries[0]
+        root = self.tree.find("")
+        assert root is not None
         self._root = self._stations[id(root.module)] = Station(root.names, root.module, True)
         self._listeners[self._root] = []
 
@@ -103,9 +109,12 @@ class Session:
         listener.sequence = -number if prepend else number
         self._listeners[listener.station].append(listener)
 
-    def follow_parameter(self, listener: ParameterListener) -> None:
+    def follow_parameter(self, listener: ParameterListener, *, prepend: bool = False) -> None:
         """Add a parameter to follow; before the session opens."""
+        number = next(Session._sequence)
+        listener.order = self.parameter_order = (listener.stage, -number if prepend else number)
         self._parameters.append(listener)
+        self._parameters.sort(key=lambda one: one.order)
         if not listener.site.is_grad:  # the value is taken when a call begins: notice calls there
             assert self.tree is not None
             for owner, _ in listener.places:
@@ -131,8 +140,8 @@ class Session:
         try:
             for station in self._stations.values():
                 junction = Junction.at(station.module)
+                self._junctions.append((junction, station.module))
                 junction.join(self, station, self._listeners[station])
-                self._junctions.append(junction)
         except BaseException:
             self._detach()
             raise
@@ -154,7 +163,7 @@ class Session:
             self._detach()
             return
         self.is_lingering = True
-        for junction in self._junctions:
+        for junction, _ in self._junctions:
             junction.keep_edits(self)
         for region in waiting:
             weakref.finalize(region, _region_gone, weakref.ref(self)).atexit = False
@@ -169,8 +178,8 @@ class Session:
         for callback in self._at_detach:
             callback()
         self._at_detach.clear()
-        for junction in self._junctions:
-            junction.leave(self)
+        for junction, module in self._junctions:
+            junction.leave(self, module)
         self._junctions.clear()
         self._listeners.clear()
         self._stations.clear()
@@ -219,8 +228,9 @@ class Session:
             known.is_edited = True
 
     def _start_call(self, thread: int, *, is_implicit: bool) -> Call:
-        for junction in self._junctions:  # what an interrupted call left behind
-            junction.frames.pop(thread, None)
+        for junction, _ in self._junctions:  # what an interrupted call left behind
+            if junction.frames:
+                junction.frames.pop(thread, None)
         call = Call(self.calls, thread, is_implicit)
         if self.follows_recompute and not call.grad_at_start:
             call.in_region = bool(checkpoints.recorded_regions())
@@ -251,7 +261,8 @@ class Session:
             turn = known.progress.get((station, task), 0)
             known.progress[station, task] = turn + 1
             original = originals[min(turn, len(originals) - 1)]
-            visit = Visit(station, original.call, original.index, original)
+            visit = Visit(station, original.call, original.index)
+            visit.original = original
             for inner in checkpoints.recorded_regions():  # a checkpoint inside a checkpoint
                 fresh = self._regions.setdefault(inner, _Region())
                 fresh.visits.setdefault(station, []).append(original)
@@ -271,7 +282,7 @@ def _is_nested(root: nn.Module) -> bool:
     frame: FrameType | None = sys._getframe(1)
     seen = 0
     while frame is not None and seen < 2:
-        seen += frame.f_code is _CALL_CODE and frame.f_locals.get("self") is root
+        seen += frame.f_code is CALL_CODE and frame.f_locals.get("self") is root
         frame = frame.f_back
     return seen == 2
 

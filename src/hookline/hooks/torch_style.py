@@ -11,6 +11,7 @@ from hookline._errors import AddressError, EditError
 from hookline.addresses import Selector, Site, resolve
 from hookline.hooks import everywhere, observing
 from hookline.hooks.backward import BackwardListener
+from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import Listener, Station, Visit, describe
 
@@ -114,7 +115,7 @@ def _attach(
         )
     session = Session(model, f"hl.{name}({where!r})")
     assert session.tree is not None
-    for site in resolve(session.tree, where):
+    for site in leave_out_lazy(resolve(session.tree, where)):
         refuse_port(site)
         for listener in make(session, session.station(site.names, site.module)):
             session.listen(listener, prepend=prepend)

@@ -84,36 +84,30 @@ class Station:
 class Visit:
     """One execution of a module within a call. Gradient closures carry it to the backward pass."""
 
-    __slots__ = (
-        "__weakref__",
-        "call",
-        "index",
-        "is_recompute",
-        "made_graph",
-        "original",
-        "record",
-        "regions",
-        "station",
-        "wired",
-    )
+    # Made for every execution of every module that is listened at, so only what differs is set.
+    is_recompute = False
+    """Whether checkpointing runs the forward again."""
 
-    def __init__(
-        self, station: Station, call: Call, index: int | None, original: Visit | None = None
-    ) -> None:
+    original: Visit | None = None
+    """The visit that a recompute repeats."""
+
+    wired: tuple[str, ...] = ()
+    """The ports whose tensors carry gradient hooks of this visit."""
+
+    made_graph: int | None = None
+    """The id of a backward pass with `create_graph=True` that came through here."""
+
+    regions: tuple[Any, ...] = ()
+    """What the session knows of the checkpointed regions around this visit."""
+
+    record: Any = None
+    """What a listener keeps of this visit; a capture keeps a weak reference here."""
+
+    def __init__(self, station: Station, call: Call, index: int | None) -> None:
         self.station = station
         self.call = call
         self.index = index
         """Which execution this is within the call; None when a recompute cannot be traced back."""
-        self.original = original
-        self.is_recompute = False
-        self.wired: set[str] = set()
-        """The ports whose tensors carry gradient hooks of this visit."""
-        self.made_graph: int | None = None
-        """The id of a backward pass with `create_graph=True` that came through here."""
-        self.regions: tuple[Any, ...] = ()
-        """What the session knows of the checkpointed regions around this visit."""
-        self.record: Any = None
-        """A weak reference to what a capture keeps of this visit."""
 
 
 class At:

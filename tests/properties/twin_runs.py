@@ -1,0 +1,256 @@
+"""Run one random model twice, watched and plain, and what plain torch says of every value.
+
+Nothing here uses hookline: the oracles are torch's own hooks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from random_models import Spec, build
+from random_modules import SIZE
+from torch import Tensor, nn
+
+Watch = Callable[[nn.Module], AbstractContextManager[Any]]
+Place = tuple[str, int, str]
+"""A module's first name, its visit, and `input` or `output`."""
+
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+
+
+@dataclass
+class Run:
+    """What one run left behind."""
+
+    error: Exception | None = None
+    output: list[Tensor] = field(default_factory=list)
+    grads: dict[str, Tensor | None] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    random_state: Tensor | None = None
+    got: Any = None
+    model: nn.Module | None = None
+    tap_would_regroup: bool = False
+    """Whether a module hands back an input or a parameter, so that its gradient is a part of it."""
+    changed_alias: bool = False
+    """Whether what a module returned as a view or an unchanged input was changed in place."""
+    values: dict[Place, list[Tensor | None]] = field(default_factory=dict)
+    probes: dict[Place, list[Tensor | None]] = field(default_factory=dict)
+
+
+def flatten(tree: Any) -> list[Tensor | None]:
+    """List the tensors of a nested value in order, and None where there is None."""
+    if tree is None or isinstance(tree, Tensor):
+        return [tree]
+    if is_dataclass(tree):
+        tree = [getattr(tree, one.name) for one in fields(tree)]
+    elif isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [leaf for item in tree for leaf in flatten(item)]
+    return []
+
+
+def rebuild(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Make the same nested value with other tensors."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if is_dataclass(tree):
+        return type(tree)(*[rebuild(getattr(tree, one.name), change) for one in fields(tree)])
+    if isinstance(tree, dict):
+        return {key: rebuild(item, change) for key, item in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*[rebuild(item, change) for item in tree])
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([rebuild(item, change) for item in tree])
+    return tree
+
+
+def make_loss(output: Any) -> Tensor:
+    tensors = [leaf for leaf in flatten(output) if leaf is not None]
+    generator = torch.Generator().manual_seed(3)
+    terms = [
+        (t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in tensors
+    ]
+    return torch.stack(terms).sum()
+
+
+def run(
+    spec: Spec,
+    watch: Watch | None = None,
+    *,
+    prepare: Callable[[Run], None] | None = None,
+    checkpoints: bool = True,
+) -> Run:
+    """Build the model, run it forward and backward inside `watch`, and keep everything."""
+    done = Run()
+    model = done.model = build(spec, checkpoints=checkpoints)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, SIZE, SIZE, generator=generator, dtype=torch.float64).requires_grad_()
+    gain = torch.randn(SIZE, generator=generator, dtype=torch.float64) if spec.variant % 2 else None
+    if prepare is not None:
+        prepare(done)
+    torch.manual_seed(2)
+    with warnings.catch_warnings():
+        # A capture says which sites got no gradient; random models have many.
+        warnings.filterwarnings("ignore", message="hookline: not everything was captured")
+        try:
+            with watch(model) if watch is not None else nullcontext() as done.got:
+                output = model(x, gain=gain)
+                done.output = [leaf.detach().clone() for leaf in flatten(output) if leaf is not None]
+                loss = make_loss(output)
+                if loss.requires_grad:
+                    loss.backward()
+        except (RuntimeError, ValueError, TypeError) as error:
+            done.error = error.with_traceback(None)
+    done.grads = {name: p.grad for name, p in model.named_parameters()} | {"x": x.grad}
+    done.buffers = dict(model.named_buffers())
+    done.random_state = torch.get_rng_state()
+    return done
+
+
+def is_recompute() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def run_plain(spec: Spec) -> Run:
+    """Run under torch's own hooks that copy every value, and look for outputs that are aliases."""
+    aliases: list[tuple[Tensor, int]] = []
+
+    def prepare(done: Run) -> None:
+        assert done.model is not None
+        for name, module in done.model.named_modules():
+            _copy_values(done, name, module, aliases)
+
+    done = run(spec, prepare=prepare)
+    done.changed_alias = any(alias._version != version for alias, version in aliases)
+    return done
+
+
+def _copy_values(
+    done: Run, name: str, module: nn.Module, aliases: list[tuple[Tensor, int]]
+) -> None:
+    visits = iter(range(1000))
+    received: list[dict[int, int]] = []
+
+    def copies(tree: Any) -> list[Tensor | None]:
+        return [None if t is None else t.detach().clone() for t in flatten(tree)]
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        leaves = flatten((args, kwargs))
+        received.append({id(t): t._version for t in leaves if t is not None})
+        if not is_recompute():
+            done.values[name, next(visits), "input"] = copies((args, kwargs))
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        came = received.pop()
+        for tensor in flatten(output):
+            if tensor is not None and tensor.requires_grad:
+                is_handed_back = came.get(id(tensor)) == tensor._version or tensor.is_leaf
+                done.tap_would_regroup |= is_handed_back
+                if is_handed_back or tensor._is_view():
+                    aliases.append((tensor, tensor._version))
+        if not is_recompute():
+            visit = max(v for n, v, _ in done.values if n == name)
+            done.values[name, visit, "output"] = copies(output)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after, with_kwargs=True)
+
+
+def run_probed(spec: Spec, port: str) -> Run:
+    """Run with a zero added at one port of every module: its gradient is that of the value there.
+
+    Checkpoints are off here: they change no gradient, and a probe in a recompute would get none.
+    """
+
+    def prepare(done: Run) -> None:
+        assert done.model is not None
+        for name, module in done.model.named_modules():
+            _probe(done, name, module, port)
+
+    return run(spec, prepare=prepare, checkpoints=False)
+
+
+def _probe(done: Run, name: str, module: nn.Module, port: str) -> None:
+    visits = iter(range(1000))
+
+    def add(tree: Any) -> Any:
+        added: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def change(tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            if id(tensor) not in added:
+                probe = torch.zeros_like(tensor).requires_grad_()
+                added[id(tensor)] = (probe, tensor + probe)
+            return added[id(tensor)][1]
+
+        new = rebuild(tree, change)
+        done.probes[name, next(visits), port] = [
+            added[id(t)][0] if t is not None and id(t) in added else None for t in flatten(tree)
+        ]
+        return new
+
+    if port == "output":
+        module.register_forward_hook(lambda module, args, output: add(output))
+    else:
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: add((args, kwargs)), with_kwargs=True
+        )
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    """Tell whether two tensors are equal bit by bit, or both missing."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and a.detach().equal(b.detach())
+
+
+def is_close(a: Tensor | None, b: Tensor | None) -> bool:
+    """Tell whether two gradients differ by rounding only; none is as good as zeros."""
+    if a is None or b is None:
+        return a is b or not bool((a if b is None else b).any())  # type: ignore[union-attr]
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def assert_same_run(
+    watched: Run,
+    plain: Run,
+    same_grad: Callable[[Tensor | None, Tensor | None], bool] = same_bits,
+) -> None:
+    """Check that watching changed nothing: values, buffers and random state to the bit."""
+    assert watched.error is None
+    assert len(watched.output) == len(plain.output)
+    assert all(map(same_bits, watched.output, plain.output))
+    for name, buffer in plain.buffers.items():
+        assert same_bits(watched.buffers[name], buffer), name
+    assert same_bits(watched.random_state, plain.random_state)
+    assert watched.grads.keys() == plain.grads.keys()
+    for name, grad in plain.grads.items():
+        assert same_grad(watched.grads[name], grad), f"gradient of {name}"
+
+
+def assert_no_trace(watched: Run, plain: Run) -> None:
+    """Check that a model is as it was: no hooks, no attributes, a pickle that loads."""
+    assert watched.model is not None
+    assert plain.model is not None
+    for module, twin in zip(watched.model.modules(), plain.model.modules(), strict=True):
+        assert vars(module).keys() == vars(twin).keys()
+        assert not any(getattr(module, name) for name in _HOOKS)
+        for parameter in module.parameters(recurse=False):
+            assert not parameter._backward_hooks
+            assert not parameter._post_accumulate_grad_hooks
+    states = watched.model.state_dict(), plain.model.state_dict()
+    assert list(states[0]) == list(states[1])
+    for name in states[0]:
+        assert same_bits(states[0][name], states[1][name]), name
+    copy = pickle.loads(pickle.dumps(watched.model))
+    assert [type(module) for module in copy.modules()] == [
+        type(module) for module in watched.model.modules()
+    ]
