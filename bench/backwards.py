@@ -57,8 +57,8 @@ def measure_grads(rounds: int) -> Table:
             step()
         return got
 
-    retained = {name: value.grad for name, value in by_retaining().items()}
-    captured = {name: value.grad for name, value in read(by_hookline(), blocks).items()}
+    retained: Any = {name: value.grad for name, value in by_retaining().items()}
+    captured: Any = {name: value.grad for name, value in read(by_hookline(), blocks).items()}
     check_equal({"hand": dict(by_hand()), "retain_grad": retained, "hookline": captured})
     hand = "hand register_hook"
     variants = [

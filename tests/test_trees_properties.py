@@ -88,8 +88,9 @@ def test_freezing_gives_own_containers_with_equal_content(tree: Any) -> None:
     frozen = _trees.freeze(tree, lambda _, tensor: tensor.clone())
     assert same(frozen, tree)
     if isinstance(tree, (list, dict)):
+        count = len(tree)
         tree.clear()
-        assert frozen is not tree
+        assert len(frozen) == count
 
 
 @given(trees)

@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_snippets(text: str) -> list[Snippet]:
     """List the Python blocks of a page with what is said to be their output."""
     found = []
     blocks = list(FENCE.finditer(text))
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip_longest(blocks, blocks[1:]):
         if block[1] != "python":
             continue
         is_output = (
@@ -102,7 +103,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pages_are_found() -> None:
     assert {"README.md", "docs/index.md"} <= {name_of(page) for page in PAGES}
-    assert all(read_snippets(page.read_text(encoding="utf-8")) for page in PAGES[:1])
+    assert read_snippets(PAGES[0].read_text(encoding="utf-8"))
 
 
 def test_output_that_differs_fails(tmp_path: Path) -> None:

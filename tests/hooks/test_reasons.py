@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 from hookline.addresses import ModuleTree
 from hookline.hooks.reasons import (
     Reason,
-    has_inplace_modules,
     is_container,
     why_not_called,
 )
@@ -311,12 +310,16 @@ def test_module_that_is_not_used_falls_through() -> None:
     )
 
 
+def _has_inplace(model: nn.Module) -> bool:
+    return ModuleTree(model).facts.has_inplace
+
+
 def test_inplace_modules_are_noticed() -> None:
-    assert not has_inplace_modules(ModuleTree(nn.Sequential(nn.ReLU(), nn.Linear(2, 2))))
-    assert has_inplace_modules(ModuleTree(nn.Sequential(nn.Sequential(nn.ReLU(inplace=True)))))
+    assert not _has_inplace(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
+    assert _has_inplace(nn.Sequential(nn.Sequential(nn.ReLU(inplace=True))))
 
 
 def test_inplace_attribute_that_is_no_flag_is_ignored() -> None:
     module = nn.Identity()
     module.inplace = torch.ones(3)
-    assert not has_inplace_modules(ModuleTree(module))
+    assert not _has_inplace(module)

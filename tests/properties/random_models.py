@@ -97,7 +97,7 @@ class Root(nn.Module):
         y = self.body(x * 1.0 if self.is_fresh else x)
         if gain is not None:
             y = y * gain
-        return y if self.packing is None else PACKINGS[self.packing](y, y.sigmoid())
+        return y if self.packing is None else PACKINGS[self.packing](y, x.sigmoid())
 
 
 def _build_part(spec: Spec) -> nn.Module:
@@ -125,7 +125,7 @@ def _extend(smaller: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
         for kind, (variants, _) in _AROUND.items()
     ]
     several = st.lists(smaller, min_size=2, max_size=4).map(tuple)
-    return st.one_of(st.builds(Spec, st.just("sequential"), several), *around)
+    return st.one_of(st.builds(Spec, st.just("sequential"), several, st.just(0)), *around)
 
 
 def models() -> st.SearchStrategy[Spec]:
@@ -134,6 +134,6 @@ def models() -> st.SearchStrategy[Spec]:
     single = st.sampled_from([Spec(kind) for kind in [*common, *_SINGLE, *common]])
     part = st.recursive(single, _extend, max_leaves=4)
     several = st.lists(part, min_size=2, max_size=4).map(tuple)
-    body = st.builds(Spec, st.just("sequential"), several)
+    body = st.builds(Spec, st.just("sequential"), several, st.just(0))
     variants = st.integers(0, 3 * (len(PACKINGS) + 3) - 1)
     return st.builds(Spec, st.just("root"), st.tuples(body), variants)

@@ -151,9 +151,8 @@ def _copy_values(
         came = received.pop()
         for tensor in flatten(output):
             if tensor is not None and tensor.requires_grad:
-                is_handed_back = came.get(id(tensor)) == tensor._version or tensor.is_leaf
-                done.tap_would_regroup |= is_handed_back
-                if is_handed_back or tensor._is_view():
+                if not is_own(tensor, came):
+                    done.tap_would_regroup |= tensor.is_leaf or id(tensor) in came
                     aliases.append((tensor, tensor._version))
         if not is_recompute():
             visit = max(v for n, v, _ in done.values if n == name)
@@ -164,9 +163,12 @@ def _copy_values(
 
 
 def run_probed(spec: Spec, port: str) -> Run:
-    """Run with a zero added at one port of every module: its gradient is that of the value there.
+    """Run so that torch itself tells the gradient of every value at one port of every module.
 
-    Checkpoints are off here: they change no gradient, and a probe in a recompute would get none.
+    What a module gives as its own gets a tensor hook. An input, an output that is a view, or one
+    that is an input or a parameter handed back, has a part in the gradient of another tensor: there
+    a zero is added, and the zero's gradient is the one. Checkpoints are off: they change no
+    gradient, and a probe in a recompute would get none.
     """
 
     def prepare(done: Run) -> None:
@@ -179,8 +181,9 @@ def run_probed(spec: Spec, port: str) -> Run:
 
 def _probe(done: Run, name: str, module: nn.Module, port: str) -> None:
     visits = iter(range(1000))
+    received: list[dict[int, int]] = []
 
-    def add(tree: Any) -> Any:
+    def add(tree: Any, came: dict[int, int] | None) -> Any:
         added: dict[int, tuple[Tensor, Tensor]] = {}
 
         def change(tensor: Tensor) -> Tensor:
@@ -188,7 +191,11 @@ def _probe(done: Run, name: str, module: nn.Module, port: str) -> None:
                 return tensor
             if id(tensor) not in added:
                 probe = torch.zeros_like(tensor).requires_grad_()
-                added[id(tensor)] = (probe, tensor + probe)
+                if came is not None and is_own(tensor, came):
+                    tensor.register_hook(lambda grad: setattr(probe, "grad", grad.clone()))
+                    added[id(tensor)] = (probe, tensor)
+                else:
+                    added[id(tensor)] = (probe, tensor + probe)
             return added[id(tensor)][1]
 
         new = rebuild(tree, change)
@@ -197,12 +204,21 @@ def _probe(done: Run, name: str, module: nn.Module, port: str) -> None:
         ]
         return new
 
-    if port == "output":
-        module.register_forward_hook(lambda module, args, output: add(output))
-    else:
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs: add((args, kwargs)), with_kwargs=True
-        )
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        received.append({id(t): t._version for t in flatten((args, kwargs)) if t is not None})
+        return add((args, kwargs), None) if port == "input" else None
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        came = received.pop()
+        return add(output, came) if port == "output" else None
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
+
+
+def is_own(tensor: Tensor, came: dict[int, int]) -> bool:
+    """Tell whether an output is no view, no leaf and no input handed back unchanged."""
+    return not (tensor.is_leaf or tensor._is_view() or came.get(id(tensor)) == tensor._version)
 
 
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:

@@ -52,7 +52,9 @@ def test_module_of_many_operations_gives_one_gradient_for_each_input() -> None:
     hl.register_backward_hook(module, "", lambda m, gi, go: seen.append((gi, go)))
     module(x, y, z).sum().backward()
     [(grad_input, grad_output)] = seen
-    assert [torch.equal(g, t.grad) for g, t in zip(grad_input, (x, y, z), strict=True)] == [True] * 3
+    assert [torch.equal(g, t.grad) for g, t in zip(grad_input, (x, y, z), strict=True)] == [
+        True
+    ] * 3
     assert torch.equal(grad_output[0], torch.ones(3))
 
 
@@ -105,7 +107,7 @@ def test_packed_sequence_is_an_input_with_a_gradient() -> None:
     seen: list[Any] = []
     hl.register_backward_hook(gru, "", lambda m, gi, go: seen.append((gi, go)))
     x = torch.randn(2, 3, requires_grad=True)
-    packed, hidden = gru(pack_sequence([x]))
+    packed, _ = gru(pack_sequence([x]))
     packed.data.sum().backward()
     [(grad_input, grad_output)] = seen
     assert torch.equal(grad_input[0][0], x.grad)

@@ -51,9 +51,7 @@ def test_parameter_gradients_are_events_of_their_own(needs_grad: bool) -> None:
     """Whether `weight.grad` is there in torch's backward hook depends on the input."""
     linear, seen = nn.Linear(2, 2), []
     hl.hook(linear, "weight:grad", lambda grad, at: seen.append(grad))
-    hl.register_backward_hook(
-        linear, "", lambda m, gi, go: seen.append(m.weight.grad is not None)
-    )
+    hl.register_backward_hook(linear, "", lambda m, gi, go: seen.append(m.weight.grad is not None))
     linear(torch.ones(1, 2, requires_grad=needs_grad)).sum().backward()
     assert torch.equal(seen[0], linear.weight.grad)
     assert seen[1] is True

@@ -68,9 +68,7 @@ def test_global_hook_sees_keyword_arguments_and_edits_them() -> None:
         Scaled()(torch.ones(1), by=torch.full((1,), 2.0))
     assert {name: value.item() for name, value in seen.items()} == {"x": 1.0, "by": 2.0}
 
-    double = hl.hook(
-        None, hl.port(Scaled, "input.by"), lambda value, at: value * 2, edit=True
-    )
+    double = hl.hook(None, hl.port(Scaled, "input.by"), lambda value, at: value * 2, edit=True)
     with double:
         assert Scaled()(torch.ones(1), by=torch.full((1,), 2.0)).item() == 4.0
 

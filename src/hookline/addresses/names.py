@@ -2,19 +2,20 @@
 
 Wrappers (`torch.compile`, DDP, FSDP, activation checkpointing, weight averaging) do not show: a
 wrapper and what it wraps have one name, and the innermost module has it. A shared module has a
-name for each way that leads to it. This file knows no patterns.
-"""
+name for each way that leads to it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hookline._errors import UnsupportedModel
+from hookline.addresses.pattern import compile_path, read_steps
 
 # By name, because importing these classes would load torch._dynamo and torch.distributed.
 WRAPPED_ATTRIBUTES = {
@@ -27,6 +28,8 @@ WRAPPED_ATTRIBUTES = {
     "OptimizedModule": "_orig_mod",
 }
 _ATTRIBUTES = frozenset(WRAPPED_ATTRIBUTES.values())
+
+_HIDDEN = "parametrizations"
 
 # Modules that hold each other have names without end; no real model shares one block this often.
 _MOST_NAMES_OF_PARENT = 1024
@@ -79,40 +82,154 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one walk of a model found, remembered so that a later tree need not walk again.
+
+    They may be out of date when modules were exchanged since, so nothing that must be right may
+    rest on them alone.
+    """
+
+    is_shared: bool
+    """Whether a module has several names."""
+
+    has_inplace: bool
+    """Whether a module is set to change its input in place, as `nn.ReLU(inplace=True)`."""
+
+    kinds: frozenset[type]
+    """The classes of the modules."""
+
+
+_facts: weakref.WeakKeyDictionary[nn.Module, Facts] = weakref.WeakKeyDictionary()
+
+
+class _Walk:
+    """Every module of a model by path, and every path of a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.names: dict[int, list[str]] = {}
+        self.hidden: set[str] = set()
+        self.wrappers: list[nn.Module] = []
+        self._visit(model, "", set(), False)
+
+    def _visit(self, module: nn.Module, path: str, above: set[int], is_hidden: bool) -> None:
+        while (wrapped := find_wrapped(module)) is not None:
+            if not any(module is wrapper for wrapper in self.wrappers):
+                self.wrappers.append(module)
+            module = wrapped
+        key = id(module)
+        if key in above:
+            return
+        self._record(module, path, is_hidden)
+        children = module._modules
+        if not children or len(self.names[key]) > _MOST_NAMES_OF_PARENT:
+            return
+        above.add(key)
+        prefix = f"{path}." if path else ""
+        for name, child in children.items():
+            if child is None:
+                continue
+            if not child._modules:
+                self._record(child, prefix + name, is_hidden)
+                continue
+            hides = is_hidden or (name == _HIDDEN and _is_parametrizations(child))
+            self._visit(child, prefix + name, above, hides)
+        above.discard(key)
+
+    def _record(self, module: nn.Module, path: str, is_hidden: bool) -> None:
+        self.modules[path] = module
+        key = id(module)
+        if key in self.names:
+            self.names[key].append(path)
+        else:
+            self.names[key] = [path]
+        if is_hidden:
+            self.hidden.add(path)
+
+
 class ModuleTree:
-    """Walk a model once and find its modules and parameters by name, identity or pattern."""
+    """Find the modules and parameters of a model by name, identity or pattern.
+
+    The model is walked when something asks for all of it. Where a walk before has shown that every
+    module has one name, a path or a simple pattern is followed step by step instead.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise UnsupportedModel(f"a model is an `nn.Module`, not `{type(model).__name__}`")
+        self.model = model
+        """The model as it was given, wrappers and all."""
         self.root = unwrap(model)
-        self.wrappers: list[nn.Module] = []
-        # Entries are made when asked for: most uses name few modules of a large model.
-        self._modules: dict[str, nn.Module] = {}
-        self._names: dict[int, list[str]] = {}
-        self._hidden: set[str] = set()
-        self._walk(model, "", set(), False)
+        self._can_step = isinstance(self.root, Hashable) and not self._is_walk_needed()
+
+    def _is_walk_needed(self) -> bool:
+        facts = _facts.get(self.root)
+        return facts is None or facts.is_shared
+
+    @functools.cached_property
+    def _walk(self) -> _Walk:
+        walk = _Walk(self.model)
+        self._can_step = False
+        if isinstance(self.root, Hashable):
+            modules = walk.modules.values()
+            flags = [m.__dict__["inplace"] for m in modules if "inplace" in m.__dict__]
+            _facts[self.root] = Facts(
+                is_shared=len(walk.names) != len(walk.modules),
+                has_inplace=any(isinstance(flag, int) and flag for flag in flags),
+                kinds=frozenset(map(type, modules)),
+            )
+        return walk
+
+    @property
+    def facts(self) -> Facts:
+        """What the latest walk of this model found."""
+        if not isinstance(self.root, Hashable) or self.root not in _facts:
+            self._walk  # noqa: B018  walking finds them
+        return _facts[self.root]
+
+    @property
+    def wrappers(self) -> list[nn.Module]:
+        """List the wrappers met."""
+        return self._walk.wrappers
 
     @functools.cached_property
     def modules(self) -> list[nn.Module]:
         """List the modules in the order of `named_modules`, each once, without their names."""
-        return [self._modules[names[0]] for names in self._names.values()]
-
-    def is_current(self, path: str) -> bool:
-        """Tell whether the model still has the same module at a path."""
-        module = self.root
-        has_wrappers = bool(self.wrappers)
-        for name in path.split(".") if path else ():
-            child = module._modules.get(name)
-            if child is None:
-                return False
-            module = unwrap(child) if has_wrappers else child
-        return module is self._modules.get(path)
+        walk = self._walk
+        return [walk.modules[names[0]] for names in walk.names.values()]
 
     @functools.cached_property
     def entries(self) -> list[ModuleEntry]:
         """List the modules in the order of `named_modules`, each once."""
-        return [self._entry(self._modules[names[0]]) for names in self._names.values()]
+        return [self._entry(module) for module in self.modules]
+
+    def locate(
+        self,
+        path: str,
+        known: dict[str, nn.Module],
+        check: Callable[[nn.Module, str], None] | None = None,
+    ) -> nn.Module | None:
+        """Give the module at a path as the model is now; None where the path leads nowhere.
+
+        `known` remembers the modules above, which neighbours share; `check` sees each module on
+        the way, wrappers too, with its path.
+        """
+        if path:
+            above, _, name = path.rpartition(".")
+            parent = known.get(above) or self.locate(above, known, check)
+            module = None if parent is None else parent._modules.get(name)
+        else:
+            module = self.model
+        while module is not None:
+            if check is not None:
+                check(module, path)
+            wrapped = find_wrapped(module) if module._modules else None
+            if wrapped is None:
+                known[path] = module
+                break
+            module = wrapped
+        return module
 
     @functools.cached_property
     def parameters(self) -> list[ParameterEntry]:
@@ -120,7 +237,7 @@ class ModuleTree:
         names: dict[int, list[str]] = {}
         places: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
         parameters: dict[int, nn.Parameter] = {}
-        for path, module in self._modules.items():
+        for path, module in self._walk.modules.items():
             prefix = f"{path}." if path else ""
             for name, parameter in module._parameters.items():
                 if parameter is None:
@@ -136,7 +253,11 @@ class ModuleTree:
 
     def find(self, path: str) -> ModuleEntry | None:
         """Return the module of that exact path, by any of its names."""
-        module = self._modules.get(path)
+        if self._can_step:
+            found = _step(self.root, [(name, None) for name in path.split(".")] if path else [])
+            if found:
+                return ModuleEntry((path,), found[0][1], (path,))
+        module = self._walk.modules.get(path)
         return None if module is None else self._entry(module)
 
     def find_parameter(self, path: str) -> ParameterEntry | None:
@@ -146,19 +267,25 @@ class ModuleTree:
     def entry_of(self, module: nn.Module) -> ModuleEntry | None:
         """Return the entry of a module of the model, or of what it wraps."""
         module = unwrap(module)
-        return self._entry(module) if id(module) in self._names else None
+        return self._entry(module) if id(module) in self._walk.names else None
 
-    def select(self, is_match: Callable[[str], object]) -> list[ModuleEntry]:
-        """Return the modules with a matching name, in model order."""
-        hidden = self._hidden
-        found = [
+    def select(self, path: str) -> list[ModuleEntry]:
+        """Return the modules with a name that matches a pattern, in model order."""
+        steps = read_steps(path) if self._can_step else None
+        if steps is not None:
+            found = _step(self.root, steps)
+            if found:
+                return [ModuleEntry((name,), module, (name,)) for name, module in found]
+        is_match = compile_path(path)
+        walk = self._walk
+        modules = [
             module
-            for name, module in self._modules.items()
-            if is_match(name) and name not in hidden
+            for name, module in walk.modules.items()
+            if is_match(name) and name not in walk.hidden
         ]
-        if len(self._names) != len(self._modules):
-            found = sorted({id(module): module for module in found}.values(), key=self.position)
-        return [self._entry(module) for module in found]
+        if len(walk.names) != len(walk.modules):
+            modules = sorted({id(one): one for one in modules}.values(), key=self.position)
+        return [self._entry(module) for module in modules]
 
     def select_parameters(self, is_match: Callable[[str], object]) -> list[ParameterEntry]:
         """Return the parameters with a matching name, in model order."""
@@ -170,57 +297,43 @@ class ModuleTree:
 
     @functools.cached_property
     def _positions(self) -> dict[int, int]:
-        return {key: position for position, key in enumerate(self._names)}
+        return {key: position for position, key in enumerate(self._walk.names)}
 
     @functools.cached_property
     def _parameter_by_name(self) -> dict[str, ParameterEntry]:
         return {name: entry for entry in self.parameters for name in entry.names}
 
     def _entry(self, module: nn.Module) -> ModuleEntry:
-        names = tuple(self._names[id(module)])
-        if not self._hidden:
+        walk = self._walk
+        names = tuple(walk.names[id(module)])
+        if not walk.hidden:
             return ModuleEntry(names, module, names)
-        visible = tuple(name for name in names if name not in self._hidden)
+        visible = tuple(name for name in names if name not in walk.hidden)
         return ModuleEntry(names, module, visible)
 
-    def _walk(self, module: nn.Module, path: str, above: set[int], is_hidden: bool) -> None:
-        while (wrapped := find_wrapped(module)) is not None:
-            if not any(module is wrapper for wrapper in self.wrappers):
-                self.wrappers.append(module)
-            module = wrapped
-        key = id(module)
-        if key in above:
-            return
-        self._record(module, path, is_hidden)
-        children = module._modules
-        if not children or len(self._names[key]) > _MOST_NAMES_OF_PARENT:
-            return
-        above.add(key)
-        prefix = f"{path}." if path else ""
-        modules, names = self._modules, self._names
-        for name, child in children.items():
-            if child is None:
-                continue
-            if not child._modules:
-                if is_hidden or id(child) in names:
-                    self._record(child, prefix + name, is_hidden)
-                else:
-                    modules[prefix + name] = child
-                    names[id(child)] = [prefix + name]
-                continue
-            hides = is_hidden or (name == "parametrizations" and _is_parametrizations(child))
-            self._walk(child, prefix + name, above, hides)
-        above.discard(key)
 
-    def _record(self, module: nn.Module, path: str, is_hidden: bool) -> None:
-        self._modules[path] = module
-        key = id(module)
-        if key in self._names:
-            self._names[key].append(path)
-        else:
-            self._names[key] = [path]
-        if is_hidden:
-            self._hidden.add(path)
+def _step(
+    root: nn.Module, steps: Sequence[tuple[str | None, Callable[[str], object] | None]]
+) -> list[tuple[str, nn.Module]]:
+    """Follow the segments of a path or pattern down from the root."""
+    found = [("", root)]
+    for literal, is_match in steps:
+        below: list[tuple[str, nn.Module]] = []
+        for path, module in found:
+            prefix = f"{path}." if path else ""
+            if is_match is None:
+                child = module._modules.get(literal or "")
+                if child is not None:
+                    below.append((f"{prefix}{literal}", unwrap(child)))
+                continue
+            for name, child in module._modules.items():
+                if child is None or not is_match(name):
+                    continue
+                if name == _HIDDEN and _is_parametrizations(child):
+                    continue
+                below.append((prefix + name, unwrap(child)))
+        found = below
+    return found
 
 
 def _is_parametrizations(module: nn.Module) -> bool:

@@ -88,7 +88,7 @@ def _format_class(kind: type) -> str:
 def _explain_module_gradient(tree: ModuleTree, address: Address) -> str | None:
     if address.port != "grad":
         return None
-    modules = tree.select(compile_path(address.path))
+    modules = tree.select(address.path)
     if not modules:
         return None
     path = address.path
@@ -155,11 +155,11 @@ def _suggest_port(tree: ModuleTree, address: Address) -> list[str]:
         path = before[1:]
         if not found or after not in ("", ".grad"):
             continue
-        if port != "grad" and tree.select(compile_path(path)):
+        if port != "grad" and tree.select(path):
             return [f"{path}:{port}{after}"]
         if port == "grad" and tree.select_parameters(compile_path(path)):
             return [f"{path}:grad"]
-        if port == "grad" and tree.select(compile_path(path)):
+        if port == "grad" and tree.select(path):
             return [f"{path}:output.grad", f"{path}:input.grad"]
     return []
 

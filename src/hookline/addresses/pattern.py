@@ -85,6 +85,24 @@ def read_exact(path: str) -> str | None:
     return None if is_regex(path) else read_path(path).literal
 
 
+Step = tuple[str | None, Callable[[str], object] | None]
+"""One segment: the name it is, or a test of names."""
+
+
+@functools.lru_cache(maxsize=1024)
+def read_steps(path: str) -> tuple[Step, ...] | None:
+    """Split a pattern into one step a segment; None where it may match at any depth."""
+    if is_regex(path):
+        return None
+    segments = read_path(path).segments
+    if _DEEP in segments:
+        return None
+    return tuple(
+        (read_exact(one), None) if read_exact(one) is not None else (None, compile_path(one))
+        for one in segments
+    )
+
+
 def is_regex(path: str) -> bool:
     """Say whether the path is a regular expression."""
     return path.startswith(REGEX_PREFIX)

@@ -155,7 +155,7 @@ def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool
     exact = read_exact(path)
     if address.port != "grad":
         if exact is None:
-            entries = tree.select(compile_path(path))
+            entries = tree.select(path)
         else:
             entry = tree.find(exact)
             entries = [] if entry is None else [entry]

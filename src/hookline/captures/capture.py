@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -24,8 +23,7 @@ from hookline.captures.listening import (
 )
 from hookline.captures.reporting import make_report
 from hookline.hooks.functions import Which, check_leaf
-from hookline.hooks.reasons import has_inplace_modules
-from hookline.hooks.refusals import attachable, leave_out_lazy, refuse_compiled
+from hookline.hooks.refusals import attachable, leave_out_lazy, refuse_running
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,22 +150,33 @@ class Capture:
         )
         self._tree: ModuleTree = attachable(model)
         self._sites: list[Site] = self._choose(self._tree)
-        self._copies = options["clone"] == "auto" and has_inplace_modules(self._tree)
+        self._copies = options["clone"] == "auto" and self._tree.facts.has_inplace
         self._is_fresh = True
         self._session: CaptureSession | None = None
         self._captured: Captured | None = None
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.dispose()
+
     def __enter__(self) -> Captured:
-        if self._session is not None:
+        if self._captured is not None:
             raise SessionError(
                 "this capture is open already: one `with` at a time. "
                 "Make a second one with hl.capture(...)."
             )
         self._refresh()
+        if self._session is None:
+            self._session = self._make_session()
+        session = self._session
         captured = Captured(is_last=self._last)
-        session = self._make_session(captured)
+        captured.index.names = self._names
+        session.reset(captured)
+        if self._stop:
+            session.awaited = self._awaited(session)
         session.open()
-        self._session, self._captured = session, captured
+        self._captured = captured
         return captured
 
     def _refresh(self) -> None:
@@ -175,10 +184,18 @@ class Capture:
         if self._is_fresh:
             self._is_fresh = False
             return
-        refuse_compiled(self._tree)
-        if not all(self._tree.is_current(site.path) for site in self._sites if not site.parameter):
+        known: dict[str, nn.Module] = {}
+        if any(
+            self._tree.locate(site.path, known, refuse_running) is not site.module
+            for site in self._sites
+            if not site.parameter
+        ):
             self._tree = attachable(self._model)
             self._sites = self._choose(self._tree)
+            self._copies = self._options["clone"] == "auto" and self._tree.facts.has_inplace
+            if self._session is not None:
+                self._session.dispose()
+                self._session = None
 
     def __exit__(
         self,
@@ -189,7 +206,7 @@ class Capture:
         session, captured = self._session, self._captured
         assert session is not None
         assert captured is not None
-        self._session = self._captured = None
+        self._captured = None
         stopped = isinstance(error, StopForward) and error.owner is session
         report = None
         try:
@@ -222,20 +239,22 @@ class Capture:
 
         return captured
 
-    def _make_session(self, captured: Captured) -> CaptureSession:
+    def _make_session(self) -> CaptureSession:
         session = CaptureSession(self._tree, "hl.capture", this_thread=self._this_thread)
+        session.is_reusable = True
         session.keeper = Keeper(**self._options)
-        session.captured = weakref.ref(captured)
         session.visits = self._visits
         session.which_calls = self._calls
         session.copies = self._copies
+        everything = self._visits is None and self._calls is None
+        session.is_plain = (
+            session.keeper.is_plain and everything and not self._last and not self._stop
+        )
         listeners: dict[Any, CaptureListener] = {}
-        names = captured.index.names
+        self._names = {name: site.path for site in self._sites for name in site.names}
         for site in self._sites:
-            for name in site.names:
-                names[name] = site.path
             if site.port == "parameter":
-                session.follow_parameter(ParameterCapture(session, site))
+                session.follow_parameter(ParameterCapture(session, site, stage=self._stage))
                 continue
             key = (id(site.module), site.port, site.leaf)
             listener = listeners.get(key)
@@ -243,21 +262,22 @@ class Capture:
                 station = session.station(site.names, site.module)
                 listener = CaptureListener(session, station, site, stage=self._stage)
                 listeners[key] = listener
+                session.listen(listener)
             if site.is_grad:
                 listener.gradients = True
             else:
                 listener.values = True
         session.follows_recompute = any(one.gradients for one in listeners.values())
-        if self._stop:
-            wanted = {self._visits} if isinstance(self._visits, int) else self._visits
-            session.awaited = {
-                one: set(wanted) if isinstance(wanted, (set, list, tuple, range)) else {0}
-                for one in listeners.values()
-                if one.values
-            }
-        for listener in listeners.values():
-            session.listen(listener)
         return session
+
+    def _awaited(self, session: CaptureSession) -> dict[CaptureListener, set[int]]:
+        """List what has to flow by before the forward may stop."""
+        wanted = {self._visits} if isinstance(self._visits, int) else self._visits
+        return {
+            one: set(wanted) if isinstance(wanted, (set, list, tuple, range)) else {0}
+            for one in session.listeners
+            if isinstance(one, CaptureListener) and one.values
+        }
 
 
 def _choose_sites(

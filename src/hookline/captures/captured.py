@@ -12,11 +12,16 @@ from torch import Tensor
 from hookline._errors import AmbiguousRead, NotCaptured
 from hookline._tables import Table
 from hookline.addresses import format_leaf, parse
-from hookline.captures.records import ParameterRecord, VisitRecord
+from hookline.captures.keeping import Kept
+from hookline.captures.records import ParameterRecord, Place, VisitRecord
 from hookline.captures.tabulating import tabulate
 
 if TYPE_CHECKING:
     from hookline.captures.reporting import Report
+
+
+LogEntry = tuple[Place, int, int, str, Kept, int | None]
+"""Place, call, visit, port, tensor; and the backward pass where the tensor is a gradient."""
 
 
 class Index:
@@ -39,7 +44,7 @@ class Index:
             why = self.report.why(self.names[path]) if self.report is not None else ""
             when = "yet" if self.is_open else "in this capture"
             return NotCaptured(
-                f"`{path}` has no value{where} {when}: it did not run. {why}".strip()
+                f"`{path}` has no value{where} {when}. {why or 'It did not run.'}"
             )
         near = difflib.get_close_matches(path, self.names, 3, 0.5)
         hint = f" Nearest: {', '.join(f'`{name}`' for name in near)}." if near else ""
@@ -241,16 +246,39 @@ class Captured(_Reader):
     """
 
     def __init__(self, *, is_last: bool = False) -> None:
-        self.calls: list[CapturedCall] = []
-        """What each call of the root module left, in order."""
+        self.log: list[LogEntry] = []
+        """What listeners noted in haste; put in order when somebody reads."""
         self.index = Index(is_last)
+        self._calls: list[CapturedCall] = []
+
+    @property
+    def calls(self) -> list[CapturedCall]:
+        """What each call of the root module left, in order."""
+        if self.log:
+            entries, self.log = self.log, []
+            for place, call, visit, port, kept, task in entries:
+                record = self.record(place, call, visit)
+                if task is None:
+                    record.kept[port, ()] = kept
+                    record.trees[port, ()] = kept.tensor
+                else:
+                    record.grads.setdefault((port, ()), {})[task] = kept
+        return self._calls
 
     # Filling.
+
+    def record(self, place: Place, call: int, visit: int) -> VisitRecord:
+        """Give the record of a visit; a new one if it has none."""
+        record = self._call(call).records.get((place.names[0], visit))
+        if record is None:
+            record = VisitRecord(place, call, visit)
+            self.add(record)
+        return record
 
     def add(self, record: VisitRecord) -> None:
         """Take in a new visit."""
         if self.index.is_last:
-            for call in self.calls:
+            for call in self._calls:
                 for key in [key for key in call.records if key[0] == record.path]:
                     del call.records[key]
         self._call(record.call).records[record.path, record.visit] = record
@@ -267,17 +295,18 @@ class Captured(_Reader):
         return parameters[names[0]]
 
     def _call(self, number: int) -> CapturedCall:
-        for call in reversed(self.calls):
+        for call in reversed(self._calls):
             if call.number == number:
                 return call
         call = CapturedCall(number, self.index)
-        self.calls.append(call)
-        self.calls.sort(key=lambda one: one.number)
+        self._calls.append(call)
+        self._calls.sort(key=lambda one: one.number)
         return call
 
     def clear(self) -> None:
         """Forget everything captured so far; a capture that is open goes on."""
-        self.calls.clear()
+        self.log.clear()
+        self._calls.clear()
 
     # Reading.
 

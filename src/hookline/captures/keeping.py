@@ -49,9 +49,9 @@ def was_overwritten(module: nn.Module, port: str) -> bool:
 class Kept:
     """One tensor as it was kept, with the version it had."""
 
-    __slots__ = ("is_in_graph", "tensor", "version")
+    __slots__ = ("__weakref__", "is_in_graph", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, is_in_graph: bool) -> None:
+    def __init__(self, tensor: Tensor, is_in_graph: bool = False) -> None:
         self.tensor = tensor
         self.version = tensor._version
         self.is_in_graph = is_in_graph
@@ -104,17 +104,31 @@ class Keeper:
 
         self._change = change
 
-    def keep(self, tensor: Tensor, where: Callable[[], str], *, copy: bool) -> Kept:
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors are kept as they are, detached."""
+        return (
+            self._change is None
+            and self.device is None
+            and self.dtype is None
+            and self.max_bytes is None
+            and not self.keep_graph
+        )
+
+    def keep(
+        self, tensor: Tensor, where: Callable[[], str], *, copy: bool, alias: bool = True
+    ) -> Kept:
         """Keep one tensor; `copy` says that its memory may be written to later.
 
-        `where` gives the tensor's address, which only an error needs.
+        `where` gives the tensor's address, which only an error needs. `alias=False` keeps the very
+        object, which has no graph.
         """
         if tensor.is_cuda and is_capturing_cuda_graph(tensor):
             raise UnsupportedModel(
                 f"`{where()}` runs while a CUDA graph is recorded: a replay would overwrite what "
                 "is captured. Capture outside torch.cuda.graph, or copy into a buffer of yours."
             )
-        value = tensor if self.keep_graph else tensor.detach()
+        value = tensor if self.keep_graph or not alias else tensor.detach()
         if is_functorch_active():
             value = unwrap_functorch(value)
         shares_memory = True

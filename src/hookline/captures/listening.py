@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from hookline import _trees
 from hookline._errors import NoSuchSite, UnsupportedModel
+from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
 from hookline.captures.keeping import Keeper, Kept, was_overwritten
-from hookline.captures.records import VisitRecord
+from hookline.captures.records import Place, VisitRecord, show_gradient
 from hookline.hooks.arguments import bind
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.parameters import ParameterListener
@@ -37,20 +38,29 @@ class CaptureSession(Session):
     awaited: dict[CaptureListener, set[int]] | None = None
     """What has to flow by before the forward may stop; None when it runs to its end."""
     saw_backward: bool = False
+    is_plain: bool = False
+    """Whether tensors are kept whole, detached, from all visits and calls."""
 
-    def record(self, visit: Visit) -> VisitRecord | None:
+    def reset(self, captured: Captured) -> None:
+        """Begin anew: results go to `captured`, and nothing was seen yet."""
+        self.captured = weakref.ref(captured)
+        self.saw_backward = False
+        self.other_thread_calls = 0
+        for listener in self.listeners:
+            assert isinstance(listener, CaptureListener)
+            listener.reset(self)
+        for parameter in self.parameters:
+            parameter.fired = 0
+
+    def record(self, visit: Visit, place: Place) -> VisitRecord | None:
         """Give the record of a visit; None when nobody holds the results any more."""
         captured = self.captured()
         if captured is None:
             return None
-        record = visit.record() if visit.record is not None else None
-        if record is None:
-            station = visit.station
-            assert visit.index is not None
-            record = VisitRecord(station.names, station.module, visit.call.index, visit.index)
-            captured.add(record)
-            visit.record = weakref.ref(record)
-        return record
+        if captured.log:
+            captured.calls  # noqa: B018  puts the log in order first
+        assert visit.index is not None
+        return captured.record(place, visit.call.index, visit.index)
 
     def wants(self, visit: Visit) -> bool:
         """Tell whether a visit is one of those asked for."""
@@ -70,7 +80,16 @@ class StopForward(BaseException):
 class CaptureListener(Listener):
     """Keep values and gradients of one port, or of one leaf of it."""
 
-    __slots__ = ("copy", "fired", "grad_reasons", "is_exact", "missed_leaf", "received")
+    __slots__ = (
+        "copy",
+        "fired",
+        "grad_reasons",
+        "is_exact",
+        "is_plain",
+        "missed_leaf",
+        "place",
+        "received",
+    )
 
     session: CaptureSession
 
@@ -81,6 +100,12 @@ class CaptureListener(Listener):
             session, station, site.port, site.leaf, values=False, gradients=False, stage=stage
         )
         self.is_exact = site.is_exact
+        module = station.module
+        self.place = Place(site.names, type(module).__name__, weakref.ref(module))
+        self.reset(session)
+
+    def reset(self, session: CaptureSession) -> None:
+        """Begin anew, for another `with`."""
         self.fired = 0
         """How many values were kept."""
         self.received = 0
@@ -90,8 +115,10 @@ class CaptureListener(Listener):
         self.copy = session.keeper.clone is True or (
             session.keeper.clone == "auto"
             and not session.keeper.keep_graph
-            and (session.copies or was_overwritten(station.module, site.port))
+            and (session.copies or was_overwritten(self.station.module, self.port))
         )
+        self.is_plain = session.is_plain and not self.copy and not self.leaf
+        """Whether a tensor needs no more than to be noted."""
 
     def where(self) -> str:
         """Give the address, for an error."""
@@ -112,12 +139,24 @@ class CaptureListener(Listener):
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        if not visit.is_recompute and self.session.wants(visit):
+        if visit.is_recompute:
+            return output
+        session = self.session
+        if self.is_plain and type(output) is Tensor and not _is_special(output):
+            captured = session.captured()
+            if captured is not None:
+                kept = Kept(output.detach())
+                call, index = visit.call.index, visit.index
+                captured.log.append((self.place, call, index, "output", kept, None))  # type: ignore[arg-type]
+                if self.gradients:
+                    visit.record = weakref.ref(kept)
+                self.fired += 1
+        elif session.wants(visit):
             self._keep(visit, output)
         return output
 
     def _keep(self, visit: Visit, tree: Any) -> None:
-        record = self.session.record(visit)
+        record = self.session.record(visit, self.place)
         if record is None:
             return
         leaf = self.leaf
@@ -165,22 +204,38 @@ class CaptureListener(Listener):
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
-        if grad is None or not self.session.wants(visit):
+        session = self.session
+        if grad is None or not session.wants(visit):
             return grad
-        record = self.session.record(visit)
+        captured = session.captured()
+        if captured is None:
+            return grad
+        self.received += 1
+        session.saw_backward = True
+        # The gradient itself, no alias: autograd makes one with a single owner the .grad of a leaf,
+        # and adds later ones to it in place.
+        flowed = grad.detach() if grad.requires_grad else grad
+        if port == "output" and visit.record is not None and not _is_special(grad):
+            # Noted in haste, as the value was; a visit points to its output alone.
+            kept = Kept(flowed)
+            value = visit.record()
+            if value is not None:
+                show_gradient(value, kept.tensor)
+            call, index = visit.call.index, visit.index
+            captured.log.append((self.place, call, index, port, kept, task))  # type: ignore[arg-type]
+            return grad
+        record = session.record(visit, self.place)
         if record is not None:
-            keeper = self.session.keeper
+            keeper = session.keeper
             where = partial(record.address, port, leaf, is_grad=True)
-            kept = keeper.keep(grad.detach(), where, copy=keeper.clone is True)
+            kept = keeper.keep(flowed, where, copy=keeper.clone is True, alias=False)
             record.add_gradient(port, leaf, task, kept)
-            self.received += 1
-            self.session.saw_backward = True
         return grad
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         self.grad_reasons[reason] = self.grad_reasons.get(reason, 0) + 1
-        if self.values and visit.record is not None:
-            record = visit.record()
+        if self.values and visit.index is not None and self.session.wants(visit):
+            record = self.session.record(visit, self.place)
             if record is not None:
                 record.reasons[port, leaf] = reason
 
@@ -192,6 +247,11 @@ class CaptureListener(Listener):
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
                 f"Tensors there: {', '.join(there) or 'none'}."
             )
+
+
+def _is_special(tensor: Tensor) -> bool:
+    """Tell whether a tensor needs care before it can be kept."""
+    return tensor.is_inference() or is_functorch_active() or tensor.is_cuda
 
 
 def _refuse_lazy(tree: Any, where: str) -> None:
@@ -206,8 +266,8 @@ class ParameterCapture(ParameterListener):
 
     session: CaptureSession
 
-    def __init__(self, session: CaptureSession, site: Site) -> None:
-        super().__init__(session, site, lambda value, at: None, stage=2)
+    def __init__(self, session: CaptureSession, site: Site, *, stage: int) -> None:
+        super().__init__(session, site, lambda value, at: None, stage=stage)
 
     def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
         # An optimizer writes to parameters in place; without grad nothing does.

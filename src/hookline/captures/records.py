@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -27,6 +27,11 @@ NO_GRADIENT = {
         "the backward did not reach it: the loss does not depend on it, or it was detached",
         "include it in the loss, or drop it from the sites",
     ),
+    "not accumulated": (
+        "no `.grad` was filled: the loss does not depend on it, or its gradient came from "
+        "torch.autograd.grad, which fills none",
+        "call loss.backward()",
+    ),
     "no backward": (
         "no backward ran inside the `with` block",
         "call loss.backward() inside the block",
@@ -38,6 +43,19 @@ NO_GRADIENT = {
         "on it",
     ),
 }
+
+
+class Place(NamedTuple):
+    """The module a value came from, known by name so that results do not keep it alive."""
+
+    names: tuple[str, ...]
+    """All its paths."""
+
+    type_name: str
+    """Its class."""
+
+    module: Callable[[], nn.Module | None]
+    """A weak reference to it."""
 
 
 class VisitRecord:
@@ -56,10 +74,10 @@ class VisitRecord:
         "visit",
     )
 
-    def __init__(self, names: tuple[str, ...], module: nn.Module, call: int, visit: int) -> None:
-        self.names = names
-        self.type_name = type(module).__name__
-        self.module = weakref.ref(module)
+    def __init__(self, place: Place, call: int, visit: int) -> None:
+        self.names = place.names
+        self.type_name = place.type_name
+        self.module = place.module
         self.call = call
         self.visit = visit
         self.trees: dict[tuple[str, Path], Any] = {}
@@ -84,12 +102,8 @@ class VisitRecord:
         passes = self.grads.setdefault((port, leaf), {})
         passes[task] = kept
         value = self.kept.get((port, leaf))
-        if value is None or (value.is_in_graph and value.tensor.is_leaf):
-            return  # of a leaf in the graph autograd fills .grad itself
-        tensor, grad = value.tensor, kept.tensor
-        if tensor.shape == grad.shape and tensor.dtype == grad.dtype:
-            # Several passes add up, as they do on any tensor.
-            tensor.grad = grad if len(passes) == 1 or tensor.grad is None else tensor.grad + grad
+        if value is not None:
+            show_gradient(value, kept.tensor)
 
     def value(self, port: str, leaf: Path) -> Any:
         """Give a captured value; raise if it is not there or no longer what flowed."""
@@ -195,6 +209,16 @@ class VisitRecord:
         for kept in passes[1:]:
             total = total + kept.tensor
         return total
+
+
+def show_gradient(value: Kept, grad: Tensor) -> None:
+    """Show a gradient as `.grad` of the captured tensor; several passes add up as on any tensor."""
+    tensor = value.tensor
+    if value.is_in_graph and tensor.is_leaf:
+        return  # autograd fills it itself
+    if tensor.shape == grad.shape and tensor.dtype == grad.dtype:
+        held = tensor.grad
+        tensor.grad = grad if held is None else held + grad
 
 
 class ParameterRecord:

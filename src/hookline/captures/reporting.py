@@ -133,7 +133,7 @@ def make_report(session: CaptureSession) -> Report:
         else:
             problems.append(_parameter_problem(session, parameter))
     notes = fast_path_note(tree, [station.module for station in session.stations])
-    notes += swap_notes(tree, [name for one in session.stations if one.runs for name in one.names])
+    notes += swap_notes(tree, session.stations)
     if session.other_thread_calls:
         notes.append(
             f"{session.other_thread_calls} executions in other threads were left out "
@@ -223,5 +223,5 @@ def _parameter_problem(session: CaptureSession, parameter: ParameterCapture) -> 
         return Outcome(
             parameter.address, "no gradient", "it is frozen (requires_grad=False)", "unfreeze it"
         )
-    what, fix = NO_GRADIENT["not reached" if session.saw_backward else "no backward"]
+    what, fix = NO_GRADIENT["not accumulated" if session.saw_backward else "no backward"]
     return Outcome(parameter.address, "no gradient", what, fix)

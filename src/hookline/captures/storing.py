@@ -7,13 +7,13 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookline import _trees
 from hookline._errors import HooklineError
 from hookline.captures.captured import Captured
 from hookline.captures.keeping import Kept
-from hookline.captures.records import VisitRecord
+from hookline.captures.records import Place, VisitRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,8 +152,8 @@ class _Reader:
         return Kept(self.file.get_tensor(key), False)
 
     def _visit(self, entry: dict[str, Any], call: int) -> VisitRecord:
-        record = VisitRecord(tuple(entry["names"]), nn.Identity(), call, entry["visit"])
-        record.type_name = entry["type"]
+        place = Place(tuple(entry["names"]), entry["type"], lambda: None)
+        record = VisitRecord(place, call, entry["visit"])
         for port, leaf, described in entry["values"]:
             record.trees[port, tuple(leaf)] = self._tree(described, record, port, tuple(leaf))
         for port, leaf, key in entry["grads"]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _norm(tensor: Tensor | None) -> object:
     if tensor is None:
-        return ""
+        return None
     wide = tensor.detach()
     if not (wide.is_floating_point() or wide.is_complex()) or wide.dtype.itemsize < 4:
         wide = wide.to(torch.float32)

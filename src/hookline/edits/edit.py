@@ -38,10 +38,11 @@ class EditHandle(Handle):
 
     def __exit__(self, *exception: object) -> None:
         missed = self._find_missed()
-        used = {
-            one.site.path: None for one in self._edits if one.count and one.site.parameter is None
-        }
-        swapped = swap_notes(self._tree, used) if self._tree is not None else []
+        swapped: list[str] = []
+        if self._tree is not None:
+            used = {id(one.site.module) for one in self._edits if one.count}
+            stations = [one for one in self._session.stations if id(one.module) in used]
+            swapped = swap_notes(self._tree, stations)
         self.remove()
         if exception[0] is not None or not (missed or swapped):
             return
@@ -60,9 +61,7 @@ class EditHandle(Handle):
     def report(self) -> Table:
         """Say how often each edit was applied, and why some never were."""
         missed = self._missed if self._missed is not None else self._find_missed()
-        rows = [
-            [one.site.address, one.name, one.count, missed.get(one, "")] for one in self._edits
-        ]
+        rows = [[one.site.address, one.name, one.count, missed.get(one, "")] for one in self._edits]
         return Table(["site", "edit", "applied", "why not"], rows)
 
     def _find_missed(self) -> dict[_Applied, str]:

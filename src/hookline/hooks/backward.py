@@ -7,7 +7,10 @@ the module returned. Where no gradient was made the entry is None.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from hookline._torch import at_end_of_backward
 from hookline._trees import Path
 from hookline.hooks import observing
 from hookline.hooks.arguments import paths
-from hookline.hooks.fitting import check_fit
+from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit, describe
 
@@ -48,12 +51,29 @@ def _fill(entry: Any, grads: dict[Path, Any]) -> Any:
     return None if entry is None else tuple([_fill(item, grads) for item in entry])
 
 
+class _Waiting:
+    """The visits whose input gradients have not come in one backward pass."""
+
+    __slots__ = ("__weakref__", "visits")
+
+    def __init__(self) -> None:
+        self.visits: list[tuple[BackwardListener, Visit]] = []
+
+
+_starts = itertools.count()
+# The backward pass holds its entry through the callback at its end, so that a pass that fails
+# leaves nothing behind.
+_waiting: weakref.WeakValueDictionary[int, _Waiting] = weakref.WeakValueDictionary()
+
+
 class _State:
     """What one visit keeps between its forward and its backward passes."""
 
-    __slots__ = ("inputs", "outputs", "waiting")
+    __slots__ = ("inputs", "outputs", "start", "waiting")
 
     def __init__(self, inputs: _Layout) -> None:
+        self.start = next(_starts)
+        """Orders visits by when they began, over all sessions."""
         self.inputs = inputs
         self.outputs: _Layout = []
         self.waiting: dict[int, tuple[Any, ...]] = {}
@@ -63,7 +83,7 @@ class _State:
 class BackwardListener(Listener):
     """Call a backward hook: this side listens at the output; its twin at the input."""
 
-    __slots__ = ("function", "is_pre", "pending")
+    __slots__ = ("function", "is_pre")
 
     is_collective = True
 
@@ -73,7 +93,6 @@ class BackwardListener(Listener):
         super().__init__(session, station, port, values=True, gradients=True, stage=1)
         self.function = function
         self.is_pre = is_pre
-        self.pending: dict[int, list[tuple[BackwardListener, Visit]]] = {}
 
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,7 +128,7 @@ class BackwardListener(Listener):
         if port == "output":
             given = tuple([_fill(entry, grads) for entry in state.outputs])
             if self.is_pre:
-                return self._call(visit, "output", state.outputs, grads, given)
+                return self._call(visit, "output", task, state.outputs, grads, given)
             state.waiting[task] = given
             self._close_later(visit, task)
             return grads
@@ -117,10 +136,16 @@ class BackwardListener(Listener):
         outputs = state.waiting.pop(task, None)
         if outputs is None:  # the loss came through something the module did not return
             outputs = tuple([_fill(entry, {}) for entry in state.outputs])
-        return self._call(visit, "input", state.inputs, grads, given, outputs)
+        return self._call(visit, "input", task, state.inputs, grads, given, outputs)
 
     def _call(
-        self, visit: Visit, port: str, layout: _Layout, grads: dict[Path, Any], *given: Any
+        self,
+        visit: Visit,
+        port: str,
+        task: int,
+        layout: _Layout,
+        grads: dict[Path, Any],
+        *given: Any,
     ) -> dict[Path, Any]:
         address = f"{visit.station.path}:{port}.grad"
         module = visit.station.module
@@ -128,38 +153,59 @@ class BackwardListener(Listener):
         if result is None:
             return grads
         new = dict(grads)
-        _read_result(result, layout, given[0], new, describe(visit, address))
+        where = describe(visit, address)
+        _read_result(result, layout, given[0], new, where)
+        is_edited = any(new[path] is not grad for path, grad in grads.items())
+        if is_edited and is_met_again(visit, task):
+            refuse_second_order(
+                where, "Return None there, or use hl.edit(..., second_order=True) if it is meant."
+            )
         return new
 
     def _close_later(self, visit: Visit, task: int) -> None:
         """Call the hook at the end of this backward if no input gradient comes before."""
-        waiting = self.pending.get(task)
+        waiting = _waiting.get(task)
         if waiting is None:
-            waiting = self.pending[task] = []
-            at_end_of_backward(lambda: self._end_of_backward(task))
-        waiting.append((self, visit))
+            waiting = _waiting[task] = _Waiting()
+            at_end_of_backward(partial(_end_of_backward, task, waiting))
+        waiting.visits.append((self, visit))
 
-    def _end_of_backward(self, task: int) -> None:
-        # The order in which gradients come in: what received its output gradient last comes first.
-        for listener, visit in reversed(self.pending.pop(task, [])):
-            state: _State = visit.record
-            outputs = state.waiting.pop(task, None)
-            if outputs is not None and listener.session.is_open:
-                inputs = tuple([_fill(entry, {}) for entry in state.inputs])
-                result = observing.run(
-                    listener.session,
-                    visit,
-                    f"{visit.station.path}:input.grad",
-                    listener.function,
-                    visit.station.module,
-                    inputs,
-                    outputs,
-                )
-                if result is not None and any(one is not None for one in _as_tuple(result)):
-                    raise EditError(
-                        f"the backward hook at `{visit.station.path}` returned gradients, but "
-                        "none of the module's inputs requires one. Return None."
-                    )
+    def close(self, visit: Visit, task: int) -> None:
+        """Call the hook without input gradients, unless they came or the hook was removed."""
+        state: _State = visit.record
+        outputs = state.waiting.pop(task, None)
+        if outputs is None or not self.session.is_open:
+            return
+        inputs = tuple([_fill(entry, {}) for entry in state.inputs])
+        path, module = visit.station.path, visit.station.module
+        result = observing.run(
+            self.session, visit, f"{path}:input.grad", self.function, module, inputs, outputs
+        )
+        if result is not None and any(one is not None for one in _as_tuple(result)):
+            raise EditError(
+                f"the backward hook at `{path}` returned gradients, but none of the module's "
+                "inputs requires one. Return None."
+            )
+
+
+def _end_of_backward(task: int, waiting: _Waiting) -> None:
+    """Call what still waits in the order input gradients come in: what began last comes first."""
+    _waiting.pop(task, None)
+    executions: list[list[tuple[BackwardListener, Visit]]] = []
+    for listener, visit in sorted(waiting.visits, key=lambda entry: entry[1].record.start):
+        last = executions[-1][-1] if executions else None
+        # Hooks of one execution of a module begin one after the other, and stay in that order.
+        if (
+            last is not None
+            and last[1].station.module is visit.station.module
+            and last[0].sequence < listener.sequence
+        ):
+            executions[-1].append((listener, visit))
+        else:
+            executions.append([(listener, visit)])
+    for execution in reversed(executions):
+        for listener, visit in execution:
+            listener.close(visit, task)
 
 
 def _as_tuple(result: Any) -> tuple[Any, ...]:

@@ -73,6 +73,8 @@ class _GlobalSession(Session):
         self.purpose = purpose
         self.is_open = False
         self.is_lingering = False
+        self.is_reusable = False
+        self.epoch = object()
         self.follows_recompute = True
         self.calls = 0
         self.makers: list[tuple[_Matcher, Site]] = []

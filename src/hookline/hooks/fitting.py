@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from hookline import _trees
 from hookline._errors import EditError
 from hookline._trees import Path
 from hookline.addresses import format_leaf
+
+if TYPE_CHECKING:
+    from hookline.hooks.visits import Visit
 
 
 def check_fit(old: Any, new: Any, where: str, path: Path = ()) -> None:
@@ -62,3 +66,21 @@ def _check_tensor(old: Tensor, new: Any, at: str) -> None:
 
 def _show(value: object) -> str:
     return "None" if value is None else f"a {type(value).__qualname__}"
+
+
+def is_met_again(visit: Visit, task: int) -> bool:
+    """Tell whether a pass with `create_graph=True` edited this visit before; note such a pass."""
+    first = visit.made_graph
+    if first is not None and first != task:
+        return True
+    if torch.is_grad_enabled():
+        visit.made_graph = task
+    return False
+
+
+def refuse_second_order(where: str, fix: str) -> NoReturn:
+    """Refuse to edit a second-order gradient by accident: the edit is in the graph already."""
+    raise EditError(
+        f"the gradient edit at {where} was reached again after a backward pass with "
+        f"create_graph=True, so it would apply twice to second-order gradients. {fix}"
+    )

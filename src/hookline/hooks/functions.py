@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Container
 from typing import Any, Required, TypedDict, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from hookline import _trees
@@ -15,7 +14,7 @@ from hookline._trees import Path
 from hookline.addresses import Selector, Site, format_leaf, resolve
 from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
-from hookline.hooks.fitting import check_fit
+from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -157,24 +156,15 @@ class FunctionListener(Listener):
             return grad
         if grad is None:
             return None
-        self._check_order(visit, at, task)
+        if not self.second_order and is_met_again(visit, task):
+            refuse_second_order(
+                describe(visit, at.address), "Pass second_order=True if that is meant."
+            )
         new = observing.run(self.session, visit, at.address, self.function, grad, at)
         if new is KEEP or new is grad:
             return grad
         check_fit(grad, new, describe(visit, at.address))
         return new  # type: ignore[no-any-return]
-
-    def _check_order(self, visit: Visit, at: At, task: int) -> None:
-        """Refuse to edit a second-order gradient by accident: the edit is in the graph already."""
-        first = visit.made_graph
-        if first is not None and first != task and not self.second_order:
-            raise EditError(
-                f"the gradient edit at {describe(visit, at.address)} was reached again after a "
-                "backward pass with create_graph=True, so it would apply twice to second-order "
-                "gradients. Pass second_order=True if that is meant."
-            )
-        if torch.is_grad_enabled():
-            visit.made_graph = task
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         self.reasons.add(reason)

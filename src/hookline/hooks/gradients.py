@@ -115,7 +115,7 @@ class Relay:
             audit.check()
         task = graph_task_id()
         for listener, visit, wanted in self.ears:
-            if not listener.session.is_open:
+            if visit.call.epoch is not listener.session.epoch:
                 continue
             heard = {}
             for position, places in enumerate(self.paths):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class _Plan:
     """What is asked at a module now; replaced, never changed, when a session comes or goes."""
 
-    __slots__ = ("input_gradients", "inputs", "output_gradients", "outputs", "stations")
+    __slots__ = ("input_gradients", "inputs", "output_gradients", "outputs", "solo", "stations")
 
     def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
         if len(listeners) > 1:
@@ -50,6 +50,10 @@ class _Plan:
         gradients = [one for one in listeners if one.gradients]
         self.input_gradients = tuple([one for one in gradients if one.port == "input"])
         self.output_gradients = tuple([one for one in gradients if one.port == "output"])
+        self.solo: tuple[Session, Station] | None = None
+        """The one session here, if it asks for output values and nothing else: the short way."""
+        if len(stations) == 1 and not (gradients or self.inputs or stations[0][1].is_root):
+            self.solo = stations[0]
 
 
 _NOTHING = _Plan([], [])
@@ -67,6 +71,12 @@ class _Frame:
         self.received: dict[int, int] = {}
 
 
+def _belongs_to(frame: _Frame | Visit | None, session: Session) -> bool:
+    if isinstance(frame, _Frame):
+        return session in frame.visits
+    return frame is not None and frame.session is session
+
+
 class Junction:
     """Dispatch one module's calls to the sessions that listen there."""
 
@@ -77,20 +87,20 @@ class Junction:
         self._listeners: list[Listener] = []
         self._key = -1
         self.plan = _NOTHING
-        self.frames: dict[int, list[_Frame]] = {}
+        self.frames: dict[int, list[_Frame | Visit | None]] = {}
 
     @staticmethod
-    def at(module: nn.Module) -> Junction:
-        """Give the module's junction; put one there if it has none."""
+    def find(module: nn.Module) -> Junction | None:
+        """Give the junction that is on a module, moved behind hooks that were added since."""
         for hook in module._forward_hooks.values():
             if type(hook) is _PostHook:
-                junction = hook.junction
-                # See what hooks that were added since have made of a value.
-                move_forward_hooks_last(module, junction._key)
-                return junction
-        junction = Junction()
-        junction._key = add_forward_hooks(module, _PreHook(junction), _PostHook(junction))
-        return junction
+                move_forward_hooks_last(module, hook.junction._key)
+                return hook.junction
+        return None
+
+    def install(self, module: nn.Module) -> None:
+        """Put both hooks on a module."""
+        self._key = add_forward_hooks(module, _PreHook(self), _PostHook(self))
 
     def join(self, session: Session, station: Station, listeners: list[Listener]) -> None:
         """Let a session listen here."""
@@ -100,15 +110,18 @@ class Junction:
 
     def leave(self, session: Session, module: nn.Module) -> None:
         """Forget a session; remove the hooks with the last one."""
-        self._stations = [pair for pair in self._stations if pair[0] is not session]
-        if self._stations:
+        others = [pair for pair in self._stations if pair[0] is not session]
+        if others:
+            for _, station in self._stations:
+                station.junction = None  # it serves others too now
+            self._stations = others
             self._listeners = [one for one in self._listeners if one.session is not session]
             self.plan = _Plan(self._stations, self._listeners)
             return
-        self._listeners = []
-        self.plan = _NOTHING
         remove_forward_hooks(module, self._key)
         self.frames.clear()
+        if not session.is_reusable:
+            self._stations, self._listeners, self.plan = [], [], _NOTHING
 
     def keep_edits(self, session: Session) -> None:
         """Drop all of a session's listeners here but those that edit values."""
@@ -118,6 +131,11 @@ class Junction:
             if one.session is not session or (one.stage == 1 and one.values)
         ]
         self.plan = _Plan(self._stations, self._listeners)
+
+    def forget_frames(self, session: Session, thread: int) -> None:
+        """Drop executions that a session knows to have ended; others' may be under way."""
+        stack = self.frames[thread]
+        stack[:] = [frame for frame in stack if not _belongs_to(frame, session)]
 
     def sessions(self) -> list[Session]:
         """List who listens here."""
@@ -186,6 +204,8 @@ class Junction:
         if not stack:
             return None
         frame = stack.pop()
+        if not isinstance(frame, _Frame):
+            return self._leave_solo(frame, module, args, kwargs, output)
         visits = frame.visits
         if not visits:
             return None
@@ -208,6 +228,23 @@ class Junction:
                 path = asked[0][1].station.path
                 ears = gradients.ears_for(output, asked)
                 output = gradients.wire_outputs(output, ears, frame.received, path)
+        return None if output is before else output
+
+    def _leave_solo(
+        self,
+        visit: Visit | None,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if visit is None or (output is None and sys.exc_info()[1] is not visit.exception):
+            return None
+        session = visit.session
+        before = output
+        for listener in self.plan.outputs:
+            if listener.session is session:
+                output = listener.on_output(visit, module, args, kwargs, output)
         return None if output is before else output
 
 
@@ -280,7 +317,24 @@ class _PreHook(_ModuleHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_compiling():
             refuse_tracing()
-        return self.junction.enter(module, args, kwargs)
+        junction = self.junction
+        solo = junction.plan.solo
+        if solo is None:
+            return junction.enter(module, args, kwargs)
+        session, station = solo
+        thread = get_ident()
+        visit = session.begin(station, thread, graph_task_id())
+        if visit is not None:
+            visit.session = session
+            exception = sys.exc_info()[1]
+            if exception is not None:
+                visit.exception = exception
+        frames = junction.frames
+        if thread in frames:
+            frames[thread].append(visit)
+        else:
+            frames[thread] = [visit]
+        return None
 
 
 class _PostHook(_ModuleHook):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sysconfig
+import os
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.modules.module import _WrappedHook
 
 _INSTALLED = ("site-packages", "dist-packages")
-_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Not by sysconfig, which reads the whole build configuration to say the same.
+_STANDARD_LIBRARY = Path(os.__file__).parent
 
 
 class Origin(NamedTuple):

@@ -158,6 +158,9 @@ class ParameterListener:
         parameter = owner._parameters.get(name)
         if parameter is None:
             raise NoSuchSite(f"`{self.address}` is gone: the parameter was removed or renamed.")
+        known = _edited.get(owner, {}).get(name) if self.site.is_grad else None
+        if known is not None and known.steps[-1][1] is parameter:
+            return known.original  # gradients are accumulated there, through the edit
         return None if is_lazy(parameter) else parameter
 
     def _accumulated(self, parameter: Tensor) -> None:

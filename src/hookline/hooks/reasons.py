@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from hookline.addresses import ModuleTree, unwrap
+from hookline.addresses import ModuleTree
 from hookline.addresses.pattern import escape
 from hookline.hooks.bypasses import Bypass, find_bypass
 from hookline.hooks.fusing import may_fuse
+from hookline.hooks.visits import Station
 
 # Their own forward reads the weights of their children for the fused path, which hooks switch off.
 _READ_WEIGHTS_FOR_FUSED = (nn.TransformerEncoder.forward, nn.TransformerEncoderLayer.forward)
@@ -112,11 +113,7 @@ def _readable_parents(tree: ModuleTree, names: list[str]) -> list[nn.Module]:
 
 def _find(tree: ModuleTree, path: str) -> nn.Module | None:
     """Give the module that is at a path now, whatever was there when the tree was made."""
-    module: nn.Module | None = tree.root
-    for name in path.split(".") if path else ():
-        module = None if module is None else module._modules.get(name)
-        module = None if module is None else unwrap(module)
-    return module
+    return tree.locate(path, {})
 
 
 def _explain_swap(there: nn.Module | None) -> Reason:
@@ -225,24 +222,22 @@ def _first_stopped(
     return None
 
 
-def swap_notes(tree: ModuleTree, paths: Iterable[str]) -> list[str]:
+def swap_notes(tree: ModuleTree, stations: Iterable[Station]) -> list[str]:
     """Say which of the modules that ran are no longer at their path."""
-    notes = []
-    for path in paths:
-        entry = None if tree.is_current(path) else tree.find(path)
-        if entry is not None and _find(tree, path) is not entry.module:  # not merely wrapped
-            notes.append(
-                f"{_quote(path)} was replaced or removed after attaching: "
-                "what ran after that was not seen; attach after the swap"
-            )
-    return notes
+    known: dict[str, nn.Module] = {}
+    return [
+        f"{_quote(path)} was replaced or removed after attaching: "
+        "what ran after that was not seen; attach after the swap"
+        for station in stations
+        if station.runs
+        for path in station.names
+        if tree.locate(path, known) is not station.module
+    ]
 
 
 def fast_path_note(tree: ModuleTree, modules: Iterable[nn.Module]) -> list[str]:
     """Say which `nn.TransformerEncoderLayer`s lose their fused kernel to hooks on these modules."""
-    if not any(
-        issubclass(kind, nn.TransformerEncoderLayer) for kind in set(map(type, tree.modules))
-    ):
+    if not any(issubclass(kind, nn.TransformerEncoderLayer) for kind in tree.facts.kinds):
         return []
     hooked = {id(module) for module in modules}
     notes = []
@@ -257,9 +252,3 @@ def fast_path_note(tree: ModuleTree, modules: Iterable[nn.Module]) -> list[str]:
                 "the last bits from a run without hooks"
             )
     return notes
-
-
-def has_inplace_modules(tree: ModuleTree) -> bool:
-    """Tell whether a module is set to change its input in place, as `nn.ReLU(inplace=True)`."""
-    flags = [module.__dict__["inplace"] for module in tree.modules if "inplace" in module.__dict__]
-    return any(isinstance(flag, int) and flag for flag in flags)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import NoReturn
 
 import torch
 from torch import nn
@@ -16,49 +15,32 @@ _LAZY_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 
 def attachable(model: object) -> ModuleTree:
-    """Give the model's tree of modules; raise for what is scripted, compiled, or no model."""
+    """Give the model's tree of modules; raise for what is no model, or runs no Python."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(
             f"a model is a torch.nn.Module; this is {type(model).__qualname__}. "
             "For one tensor there is hl.register_hook(tensor, fn)."
         )
-    if isinstance(model, torch.jit.ScriptModule):
-        _refuse_script(model, "")
-    tree = ModuleTree(model)
-    refuse_compiled(tree)
-    if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, tree.modules))):
-        module = next(one for one in tree.modules if isinstance(one, torch.jit.ScriptModule))
-        _refuse_script(module, _path(tree, module))
-    return tree
+    refuse_running(model, "")
+    return ModuleTree(model)
 
 
-def refuse_compiled(tree: ModuleTree) -> None:
-    """Raise if a part of the model runs compiled code, unless everything is forced eager."""
-    compiled = [one for one in tree.modules if one._compiled_call_impl is not None]
-    compiled += [wrapper for wrapper in tree.wrappers if _torch.is_compiled(wrapper)]
-    if compiled and not _torch.is_compile_forced_eager():
-        _refuse_compiled(compiled[0], _path(tree, compiled[0]))
-
-
-def _path(tree: ModuleTree, module: nn.Module) -> str:
-    entry = tree.entry_of(module)
-    return "" if entry is None else entry.names[0]
-
-
-def _refuse_script(module: nn.Module, path: str) -> NoReturn:
-    raise UnsupportedModel(
-        f"`{path}` ({type(module).__qualname__}) is a TorchScript module: Python hooks on it do "
-        "not run where the script calls it. Attach to the model as it was before torch.jit.script "
-        "or torch.jit.trace."
-    )
-
-
-def _refuse_compiled(module: nn.Module, path: str) -> NoReturn:
-    raise UnsupportedModel(
-        f"`{path}` ({type(module).__qualname__}) is compiled: torch.compile would skip the hooks "
-        "in silence. Attach and call it eagerly: "
-        'with torch.compiler.set_stance("force_eager"): ...'
-    )
+def refuse_running(module: nn.Module, path: str) -> None:
+    """Raise for a module whose call runs compiled or scripted code, which skips hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedModel(
+            f"{_show(path)} ({type(module).__qualname__}) is a TorchScript module: Python hooks "
+            "on it do not run where the script calls it. Attach to the model as it was before "
+            "torch.jit.script or torch.jit.trace."
+        )
+    if module._compiled_call_impl is None and not _torch.is_compiled(module):
+        return
+    if not _torch.is_compile_forced_eager():
+        raise UnsupportedModel(
+            f"{_show(path)} ({type(module).__qualname__}) is compiled: torch.compile would skip "
+            "the hooks in silence. Attach and call it eagerly: "
+            'with torch.compiler.set_stance("force_eager"): ...'
+        )
 
 
 def generator_kind(module: nn.Module) -> str | None:
@@ -95,3 +77,7 @@ def refuse_module(module: nn.Module, path: str) -> None:
             "before its body runs, so there is no output to see at the module's border. "
             "Attach to the modules it calls."
         )
+
+
+def _show(path: str) -> str:
+    return f"`{path}`" if path else "the model"

@@ -24,7 +24,7 @@ from hookline.addresses import ModuleTree
 from hookline.hooks import checkpoints
 from hookline.hooks.junctions import Junction
 from hookline.hooks.parameters import ParameterListener
-from hookline.hooks.refusals import attachable, refuse_module
+from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
 CALL_CODE = nn.Module._call_impl.__code__
@@ -56,6 +56,10 @@ class Session:
         self.purpose = purpose
         self.is_open = False
         self.is_lingering = False
+        self.is_reusable = False
+        """Whether it may be opened again after it was closed."""
+        self.epoch: object | None = None
+        """What tells one opening from another; None while closed."""
         self.follows_recompute = True
         """Whether listeners are called when checkpointing runs the forward again."""
         self.other_thread_calls = 0
@@ -64,6 +68,7 @@ class Session:
         self._thread: int | None = None
         self._listeners: dict[Station, list[Listener]] = {}
         self._stations: dict[int, Station] = {}
+        self._checked: dict[str, nn.Module] = {}
         self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
         self._at_detach: list[Callable[[], None]] = []
@@ -72,8 +77,8 @@ class Session:
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
         root = self.tree.find("")
         assert root is not None
-        self._root = self._stations[id(root.module)] = Station(root.names, root.module, True)
-        self._listeners[self._root] = []
+        station = self._stations[id(root.module)] = Station(root.names, root.module, True)
+        self._listeners[station] = []
 
     def __repr__(self) -> str:
         return self.purpose
@@ -99,6 +104,8 @@ class Session:
         if station is None or station.is_root:
             refuse_module(module, names[0])
         if station is None:
+            assert self.tree is not None
+            self.tree.locate(names[0], self._checked, refuse_running)
             station = self._stations[id(module)] = Station(names, module, False)
             self._listeners[station] = []
         return station
@@ -129,7 +136,7 @@ class Session:
     def latest_call(self) -> Call:
         """Give the call that began last, or one for what ran before any."""
         if self._latest is None:
-            self._latest = Call(0, get_ident(), True)
+            self._latest = Call(0, get_ident(), True, self.epoch)
         return self._latest
 
     def open(self) -> None:
@@ -137,11 +144,11 @@ class Session:
         if self.is_open or self.tree is None:
             raise SessionError(f"{self.purpose} is already open or was closed; make a new one.")
         self._thread = get_ident() if self._this_thread else None
+        self.epoch = object()
+        self.calls = 0
         try:
             for station in self._stations.values():
-                junction = Junction.at(station.module)
-                self._junctions.append((junction, station.module))
-                junction.join(self, station, self._listeners[station])
+                self._attach(station)
         except BaseException:
             self._detach()
             raise
@@ -149,15 +156,30 @@ class Session:
         for parameter in self._parameters:
             parameter.attach()
 
+    def _attach(self, station: Station) -> None:
+        module = station.module
+        station.runs = 0
+        # Where others listen already theirs serves; a session of its own keeps its junction ready.
+        junction = Junction.find(module) if module._forward_hooks else None
+        if junction is None:
+            junction = station.junction
+            if junction is None:
+                junction = station.junction = Junction()
+                junction.join(self, station, self._listeners[station])
+            junction.install(module)
+        else:
+            junction.join(self, station, self._listeners[station])
+        self._junctions.append((junction, module))
+
     def close(self) -> None:
         """Take everything away; does nothing the second time."""
         if not self.is_open:
             return
         self.is_open = False
+        self.epoch = None
         self._active.clear()
         for parameter in self._parameters:
             parameter.detach()
-        self._parameters.clear()
         waiting = [region for region, known in self._regions.items() if known.is_edited]
         if not waiting:
             self._detach()
@@ -181,9 +203,21 @@ class Session:
         for junction, module in self._junctions:
             junction.leave(self, module)
         self._junctions.clear()
+        self._latest = None
+        if not self.is_reusable:
+            self.dispose()
+
+    def dispose(self) -> None:
+        """Let go of the model; the session cannot be opened again."""
+        self.is_reusable = False
+        if self.is_open or self.is_lingering:
+            return  # closing will come back here
+        for station in self._stations.values():
+            station.junction = None
+        self._parameters.clear()
         self._listeners.clear()
         self._stations.clear()
-        self._latest = None
+        self._checked.clear()
         self.tree = None
 
     # Calls and visits. Everything below runs for each execution of a station's module.
@@ -192,12 +226,12 @@ class Session:
         """Count an execution of a module; None when this session does not follow it."""
         if task != -1:
             return self._begin_again(station, task) if self.follows_recompute else None
+        call = self._active.get(thread)
         if not self.is_open:
             return None
         if self._thread is not None and thread != self._thread:
             self.other_thread_calls += 1
             return None
-        call = self._active.get(thread)
         if station.is_root:
             if call is None or call.depth == 0 or not _is_nested(station.module):
                 call = self._start_call(thread, is_implicit=False)
@@ -229,9 +263,9 @@ class Session:
 
     def _start_call(self, thread: int, *, is_implicit: bool) -> Call:
         for junction, _ in self._junctions:  # what an interrupted call left behind
-            if junction.frames:
-                junction.frames.pop(thread, None)
-        call = Call(self.calls, thread, is_implicit)
+            if junction.frames.get(thread):
+                junction.forget_frames(self, thread)
+        call = Call(self.calls, thread, is_implicit, self.epoch)
         if self.follows_recompute and not call.grad_at_start:
             call.in_region = bool(checkpoints.recorded_regions())
         self.calls += 1

@@ -42,6 +42,8 @@ class _TensorHook:
         self.shape = tuple(tensor.shape)
         self.version = tensor._version
         self.tensor = weakref.ref(tensor)  # a hook that held its own tensor would never be freed
+        self.base = weakref.ref(tensor if tensor._base is None else tensor._base)
+        """What it is a view of: both count the same versions."""
         self.last_task = -1
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
@@ -60,8 +62,8 @@ class _TensorHook:
 
     def base_done(self, grad: Tensor | None) -> None:
         """Run when the gradient of a view's base is there: the view's must have come before."""
-        tensor = self.tensor()
         if self.is_live and self.last_task != graph_task_id():
+            tensor = self.tensor() if self.tensor() is not None else self.base()
             changed = tensor is None or tensor._version != self.version
             if changed:
                 raise GradientError(

@@ -204,15 +204,11 @@ def register_backward_hook(
     a gradient is called at the end of backward, with None for each input.
     `model=None` means every module of every model.
     """
-    pending: dict[int, Any] = {}
 
     def make(session: Session, station: Station) -> list[Listener]:
-        sides = [
+        return [
             BackwardListener(session, station, port, hook, is_pre=False)
             for port in ("input", "output")
         ]
-        for side in sides:
-            side.pending = pending  # one order at the end of backward for all modules
-        return list(sides)
 
     return _attach("register_backward_hook", model, where, make, prepend)

@@ -13,10 +13,13 @@ from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind
 
 if TYPE_CHECKING:
+    from hookline.hooks.junctions import Junction
     from hookline.hooks.sessions import Session
 
 
 class _Sentinel:
+    """Stand for what no value can: nothing to change, or no gradient."""
+
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
@@ -46,6 +49,7 @@ class Call:
         "__weakref__",
         "counts",
         "depth",
+        "epoch",
         "grad_at_start",
         "in_region",
         "index",
@@ -53,7 +57,11 @@ class Call:
         "thread",
     )
 
-    def __init__(self, index: int, thread: int, is_implicit: bool) -> None:
+    def __init__(
+        self, index: int, thread: int, is_implicit: bool, epoch: object | None = None
+    ) -> None:
+        self.epoch = epoch
+        """The opening of the session that this call belongs to."""
         self.index = index
         self.thread = thread
         self.is_implicit = is_implicit
@@ -68,13 +76,15 @@ class Call:
 class Station:
     """One module as one session sees it: all its names, and how often it ran."""
 
-    __slots__ = ("__weakref__", "is_root", "module", "names", "runs")
+    __slots__ = ("__weakref__", "is_root", "junction", "module", "names", "runs")
 
     def __init__(self, names: tuple[str, ...], module: nn.Module, is_root: bool) -> None:
         self.names = names
         self.module = module
         self.is_root = is_root
         self.runs = 0
+        self.junction: Junction | None = None
+        """The junction that serves only this station, ready to be put on the module."""
 
     @property
     def path(self) -> str:
@@ -99,6 +109,12 @@ class Visit:
 
     regions: tuple[Any, ...] = ()
     """What the session knows of the checkpointed regions around this visit."""
+
+    session: Session
+    """The session, where it is the only one at the module."""
+
+    exception: BaseException | None = None
+    """What was being handled when the module was called."""
 
     record: Any = None
     """What a listener keeps of this visit; a capture keeps a weak reference here."""

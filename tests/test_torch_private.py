@@ -1,0 +1,287 @@
+"""The private corners of torch that hookline stands on behave as it relies on.
+
+A torch release that moves one of them fails here, and says which.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
+
+from hookline import _torch
+from hookline.hooks import checkpoints
+
+both_kinds = pytest.mark.parametrize("reentrant", [True, False])
+
+
+def test_graph_task_id_is_minus_one_outside_and_differs_between_backwards() -> None:
+    seen: list[int] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(_torch.graph_task_id()))
+    x.register_hook(lambda grad: seen.append(_torch.graph_task_id()))
+    assert _torch.graph_task_id() == -1
+    (x * 2).sum().backward()
+    torch.autograd.grad((x * 3).sum(), x)
+    assert _torch.graph_task_id() == -1
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    assert min(seen) >= 0
+
+
+def test_graph_task_id_is_set_while_a_checkpoint_is_recomputed() -> None:
+    tasks: list[int] = []
+
+    def part(x: Tensor) -> Tensor:
+        tasks.append(_torch.graph_task_id())
+        return x.sin()
+
+    checkpoint(part, torch.ones(1, requires_grad=True), use_reentrant=False).backward()
+    assert tasks[0] == -1
+    assert tasks[1] >= 0
+
+
+def test_preserve_version_puts_the_counter_back() -> None:
+    x = torch.zeros(2)
+    version = x._version
+    with _torch.preserve_version(x):
+        x.add_(1)
+        assert x._version == version + 1
+    assert x._version == version
+    assert x.tolist() == [1, 1]
+
+
+def test_detached_alias_shares_the_version_counter_and_is_no_view() -> None:
+    x = torch.zeros(2, requires_grad=True) * 1
+    alias = x.detach()
+    alias.add_(1)
+    assert x._version == alias._version == 1
+    assert not alias._is_view()
+
+
+def test_is_functorch_active_only_inside_a_transform() -> None:
+    seen: list[bool] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(_torch.is_functorch_active())
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    torch.func.vmap(function)(torch.ones(2, 2))
+    assert seen == [True, True]
+    assert not _torch.is_functorch_active()
+
+
+@pytest.mark.parametrize(("in_dims", "shape"), [(0, (2, 3, 4)), (1, (3, 2, 4)), (2, (4, 2, 3))])
+def test_unwrap_functorch_moves_the_batch_to_the_front(in_dims: int, shape: Any) -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    kept: list[Tensor] = []
+
+    def function(row: Tensor) -> Tensor:
+        kept.append(_torch.unwrap_functorch(row))
+        return row
+
+    torch.func.vmap(function, in_dims=in_dims)(x)
+    assert kept[0].shape == shape
+    assert torch.equal(kept[0], x.movedim(in_dims, 0))
+
+
+def test_unwrap_functorch_goes_through_nested_transforms() -> None:
+    x = torch.randn(2, 3)
+    kept: list[Tensor] = []
+
+    def function(row: Tensor) -> Tensor:
+        kept.append(_torch.unwrap_functorch(row))
+        return row.sin().sum()
+
+    torch.func.vmap(torch.func.grad(function))(x)
+    assert torch.equal(kept[0], x)
+    assert type(kept[0]) is Tensor
+
+
+def test_unwrap_functorch_gives_a_plain_tensor_back() -> None:
+    x = torch.ones(1)
+    assert _torch.unwrap_functorch(x) is x
+
+
+def test_at_end_of_backward_runs_once_after_all_hooks() -> None:
+    order: list[str] = []
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+
+    def queue(grad: Tensor) -> None:
+        order.append("hook")
+        _torch.at_end_of_backward(lambda: order.append("end"))
+
+    y.register_hook(queue)
+    x.register_post_accumulate_grad_hook(lambda p: order.append("accumulated"))
+    y.sum().backward()
+    assert order == ["hook", "accumulated", "end"]
+
+
+def test_error_at_the_end_of_backward_reaches_the_caller() -> None:
+    def fail() -> None:
+        raise ValueError("at the end")
+
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda grad: _torch.at_end_of_backward(fail))
+    with pytest.raises(ValueError, match="at the end"):
+        (x * 2).sum().backward()
+
+
+def test_is_compiled_knows_both_ways_to_compile() -> None:
+    module = nn.Linear(1, 1)
+    assert not _torch.is_compiled(module)
+    assert _torch.is_compiled(torch.compile(module, backend="eager"))
+    module.compile(backend="eager")
+    assert _torch.is_compiled(module)
+
+
+def test_is_compile_forced_eager_follows_the_stance() -> None:
+    import torch._dynamo
+
+    assert not _torch.is_compile_forced_eager()
+    with torch.compiler.set_stance("force_eager"):
+        assert _torch.is_compile_forced_eager()
+    assert not _torch.is_compile_forced_eager()
+
+
+def test_cpu_tensor_never_records_a_cuda_graph() -> None:
+    assert not _torch.is_capturing_cuda_graph(torch.ones(1))
+
+
+@pytest.mark.gpu
+def test_capturing_cuda_graph_is_noticed() -> None:
+    seen: list[bool] = []
+    x = torch.ones(4, device="cuda")
+    assert not _torch.is_capturing_cuda_graph(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        seen.append(_torch.is_capturing_cuda_graph(y))
+    assert seen == [True]
+
+
+def test_saved_tensor_hooks_of_a_checkpoint_are_known_by_name() -> None:
+    seen: list[str] = []
+
+    def part(x: Tensor) -> Tensor:
+        top: Any = _torch.top_saved_tensor_hooks(False)
+        seen.append(top[0].__qualname__)
+        return x.sin()
+
+    assert _torch.top_saved_tensor_hooks(False) is None
+    checkpoint(part, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert seen == [checkpoints._PACK]
+
+
+def test_other_saved_tensor_hooks_are_no_checkpoint() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert checkpoints.in_checkpoint() is None
+        assert checkpoints.recorded_regions() == []
+
+
+@both_kinds
+def test_recompute_is_traced_to_the_region_that_was_recorded(reentrant: bool) -> None:
+    recorded: list[Any] = []
+    repeated: list[Any] = []
+
+    def part(x: Tensor) -> Tensor:
+        region = checkpoints.recomputed_region()
+        (recorded if region is None else repeated).append(region or checkpoints.recorded_regions())
+        return x.sin()
+
+    x = torch.ones(2, requires_grad=True)
+    first = checkpoint(part, x, use_reentrant=reentrant)
+    second = checkpoint(part, x.cos(), use_reentrant=reentrant)
+    (first + second).sum().backward()
+    assert [len(regions) for regions in recorded] == [1, 1]
+    assert {id(one) for one in repeated} == {id(regions[0]) for regions in recorded}
+    assert recorded[0][0] is not recorded[1][0]
+
+
+@both_kinds
+def test_nested_regions_are_listed_innermost_first(reentrant: bool) -> None:
+    outer: list[Any] = []
+    inner: list[Any] = []
+
+    def small(x: Tensor) -> Tensor:
+        if _torch.graph_task_id() == -1:
+            inner.extend(checkpoints.recorded_regions())
+        return x.sin()
+
+    def large(x: Tensor) -> Tensor:
+        if _torch.graph_task_id() == -1:
+            outer.extend(checkpoints.recorded_regions())
+        return checkpoint(small, x.cos(), use_reentrant=False)
+
+    checkpoint(large, torch.ones(1, requires_grad=True), use_reentrant=reentrant)
+    assert len(outer) == 1
+    assert inner[-1] is outer[0]
+    assert len(inner) == 2
+
+
+@both_kinds
+def test_region_lives_as_long_as_its_graph(reentrant: bool) -> None:
+    import weakref
+
+    regions: list[Any] = []
+
+    def part(x: Tensor) -> Tensor:
+        regions.extend(weakref.ref(one) for one in checkpoints.recorded_regions())
+        return x.sin()
+
+    y = checkpoint(part, torch.ones(1, requires_grad=True), use_reentrant=reentrant)
+    assert regions[0]() is not None
+    del y
+    assert regions[0]() is None
+
+
+def test_early_stop_of_a_recompute_exists() -> None:
+    """A recompute may end in the middle of a module: its end is not seen."""
+    assert issubclass(torch_checkpoint._StopRecomputationError, Exception)
+
+
+def test_module_call_has_the_names_that_hookline_reads() -> None:
+    """`_call_impl` keeps `self` and `kwargs` in its frame, and pre hooks see that frame."""
+    seen: list[Any] = []
+
+    def look(module: nn.Module, args: Any) -> None:
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+            frame = frame.f_back
+        seen.append(None if frame is None else (frame.f_locals["self"], frame.f_locals["kwargs"]))
+
+    module = nn.Linear(1, 1)
+    x = torch.ones(1)
+    with torch_module.register_module_forward_pre_hook(look):
+        module(input=x)
+    assert seen[0][0] is module
+    assert seen[0][1]["input"] is x
+
+
+def test_hook_dictionaries_of_modules_and_handles_have_their_names() -> None:
+    module = nn.Linear(1, 1)
+    handle = module.register_forward_hook(lambda *_: None, with_kwargs=True, always_call=True)
+    assert handle.hooks_dict_ref() is module._forward_hooks
+    assert handle.id in module._forward_hooks_with_kwargs
+    assert handle.id in module._forward_hooks_always_called
+    handle.remove()
+    assert not module._forward_hooks_with_kwargs
+
+
+def test_accumulate_hooks_run_in_the_order_of_their_dictionary() -> None:
+    """Torch reads the plain dictionary: `move_to_end` would not do, taking out and in does."""
+    order: list[str] = []
+    parameter = nn.Parameter(torch.ones(1))
+    handle = parameter.register_post_accumulate_grad_hook(lambda p: order.append("first"))
+    parameter.register_post_accumulate_grad_hook(lambda p: order.append("second"))
+    hooks: Any = handle.hooks_dict_ref()
+    hooks[handle.id] = hooks.pop(handle.id)
+    (parameter * 2).sum().backward()
+    assert order == ["second", "first"]
