@@ -62,3 +62,34 @@ def test_gradient_that_never_came_says_what_it_takes(model: nn.Module, is_asked:
     )
     with pytest.raises(hl.NotCaptured, match=f"^{re.escape(message)}$"):
         got["0:output.grad"]
+
+
+def test_pattern_cannot_be_read_and_says_what_can(model: nn.Module) -> None:
+    with hl.capture(model, "*") as got:
+        model(torch.ones(1, 4))
+    message = (
+        "`*` is a pattern, and reading takes one address. "
+        "Loop over the capture (`for visit in got`), or read got.tensors()."
+    )
+    with pytest.raises(hl.NotCaptured, match=f"^{re.escape(message)}$"):
+        got["*"]
+    assert "*" not in got
+    assert [visit.path for visit in got] == ["0", "1"]
+
+
+def test_visit_taken_for_a_tensor_says_where_the_tensor_is(model: nn.Module) -> None:
+    with hl.capture(model, "0") as got:
+        model(torch.ones(1, 4))
+    message = (
+        "a captured visit has no `shape`; what the module returned is in `.output`, "
+        "what it received in `.inputs`"
+    )
+    with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
+        got["0"].shape
+    assert not hasattr(got["0"], "shape")
+    assert got["0"].output.shape == (1, 3)
+
+
+def test_action_prints_as_it_was_written() -> None:
+    assert repr(hl.zero()) == "zero()"
+    assert repr(hl.add(1).where(rows=0, calls=[1, 2])) == "add(1).where(calls=[1, 2], rows=0)"

@@ -51,7 +51,7 @@ def children(tree: Any) -> list[tuple[Key, Any]] | None:
         return list(enumerate(tree))
     if isinstance(tree, (dict, UserDict)):
         return [(_key(key), item) for key, item in tree.items()]
-    if isinstance(tree, (Tensor, nn.Module, type, *_PLAIN)):
+    if isinstance(tree, (Tensor, nn.Module, type, Opaque, *_PLAIN)):
         return None
     names = _field_names(tree)
     if names is not None:

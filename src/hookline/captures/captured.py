@@ -12,6 +12,7 @@ from torch import Tensor
 from hookline._errors import AmbiguousRead, NotCaptured
 from hookline._tables import Table
 from hookline.addresses import format_leaf, parse
+from hookline.addresses.pattern import is_exact
 from hookline.captures.keeping import Kept
 from hookline.captures.records import ParameterRecord, Place, VisitRecord
 from hookline.captures.tabulating import tabulate
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from hookline.captures.reporting import Report
 
 
-LogEntry = tuple[Place, int, int, str, Kept, int | None]
-"""Place, call, visit, port, tensor; and the backward pass where the tensor is a gradient."""
+LogEntry = tuple[Place, int, int, Kept, int | None]
+"""Place, call, visit and the output tensor; or its gradient, with the backward pass."""
 
 
 class Index:
@@ -43,8 +44,11 @@ class Index:
             where = "" if call is None else f" in call {call}"
             why = self.report.why(self.names[path]) if self.report is not None else ""
             when = "yet" if self.is_open else "in this capture"
+            return NotCaptured(f"`{path}` has no value{where} {when}. {why or 'It did not run.'}")
+        if not is_exact(path):
             return NotCaptured(
-                f"`{path}` has no value{where} {when}. {why or 'It did not run.'}"
+                f"`{path}` is a pattern, and reading takes one address. "
+                "Loop over the capture (`for visit in got`), or read got.tensors()."
             )
         near = difflib.get_close_matches(path, self.names, 3, 0.5)
         hint = f" Nearest: {', '.join(f'`{name}`' for name in near)}." if near else ""
@@ -131,6 +135,12 @@ class CapturedVisit:
             for task in found
         }
         return [self._record.gradient(port, (), number) for number in range(len(passes))]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a captured visit has no `{name}`; what the module returned is in `.output`, "
+            "what it received in `.inputs`"
+        )
 
     def __repr__(self) -> str:
         held = ", ".join(port + format_leaf(leaf) for port, leaf in self._record.trees)
@@ -256,13 +266,13 @@ class Captured(_Reader):
         """What each call of the root module left, in order."""
         if self.log:
             entries, self.log = self.log, []
-            for place, call, visit, port, kept, task in entries:
+            for place, call, visit, kept, task in entries:
                 record = self.record(place, call, visit)
                 if task is None:
-                    record.kept[port, ()] = kept
-                    record.trees[port, ()] = kept.tensor
+                    record.kept["output", ()] = kept
+                    record.trees["output", ()] = kept.tensor
                 else:
-                    record.grads.setdefault((port, ()), {})[task] = kept
+                    record.grads.setdefault(("output", ()), {})[task] = kept
         return self._calls
 
     # Filling.

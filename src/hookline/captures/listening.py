@@ -20,7 +20,7 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
-from hookline.hooks.visits import At, Listener, Station, Visit, describe
+from hookline.hooks.visits import At, Call, Listener, Station, Visit, describe
 
 if TYPE_CHECKING:
     from hookline.captures.captured import Captured
@@ -117,7 +117,9 @@ class CaptureListener(Listener):
             and not session.keeper.keep_graph
             and (session.copies or was_overwritten(self.station.module, self.port))
         )
-        self.is_plain = session.is_plain and not self.copy and not self.leaf
+        self.is_plain = (
+            session.is_plain and not self.copy and not self.leaf and self.port == "output"
+        )
         """Whether a tensor needs no more than to be noted."""
 
     def where(self) -> str:
@@ -141,19 +143,27 @@ class CaptureListener(Listener):
     ) -> Any:
         if visit.is_recompute:
             return output
-        session = self.session
         if self.is_plain and type(output) is Tensor and not _is_special(output):
-            captured = session.captured()
+            captured = self.session.captured()
             if captured is not None:
+                assert visit.index is not None
                 kept = Kept(output.detach())
-                call, index = visit.call.index, visit.index
-                captured.log.append((self.place, call, index, "output", kept, None))  # type: ignore[arg-type]
+                captured.log.append((self.place, visit.call.index, visit.index, kept, None))
                 if self.gradients:
                     visit.record = weakref.ref(kept)
                 self.fired += 1
-        elif session.wants(visit):
+        elif self.session.wants(visit):
             self._keep(visit, output)
         return output
+
+    def note(self, call: Call, index: int, output: Any) -> bool:
+        if not self.is_plain or type(output) is not Tensor or _is_special(output):
+            return False
+        captured = self.session.captured()
+        if captured is not None:
+            captured.log.append((self.place, call.index, index, Kept(output.detach()), None))
+            self.fired += 1
+        return True
 
     def _keep(self, visit: Visit, tree: Any) -> None:
         record = self.session.record(visit, self.place)
@@ -221,8 +231,8 @@ class CaptureListener(Listener):
             value = visit.record()
             if value is not None:
                 show_gradient(value, kept.tensor)
-            call, index = visit.call.index, visit.index
-            captured.log.append((self.place, call, index, port, kept, task))  # type: ignore[arg-type]
+            assert visit.index is not None
+            captured.log.append((self.place, visit.call.index, visit.index, kept, task))
             return grad
         record = session.record(visit, self.place)
         if record is not None:

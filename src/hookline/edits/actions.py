@@ -52,6 +52,14 @@ class Action:
     position_dim: int = 1
     """The dimension of positions: the tokens."""
 
+    def __repr__(self) -> str:
+        conditions = [
+            f"{name}={value!r}"
+            for name in ("visits", "calls", "rows", "positions")
+            if (value := getattr(self, name)) is not None
+        ]
+        return f"{self.name}.where({', '.join(conditions)})" if conditions else self.name
+
     def where(
         self,
         *,

@@ -80,7 +80,7 @@ class _GlobalSession(Session):
         self.makers: list[tuple[_Matcher, Site]] = []
         self.make: _Maker
         self._latest = None
-        self._active = {}
+        self.active = {}
         self._junctions = []
         self._parameters = []
         self._regions = weakref.WeakKeyDictionary()
@@ -110,7 +110,7 @@ class _GlobalSession(Session):
     def begin(self, station: Station, thread: int, task: int) -> Visit | None:
         if task != -1:
             return self._begin_again(station, task)
-        call = self._active[thread]
+        call = self.active[thread]
         index = call.counts.get(station, 0)
         call.counts[station] = index + 1
         visit = Visit(station, call, index)

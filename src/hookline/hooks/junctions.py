@@ -50,10 +50,12 @@ class _Plan:
         gradients = [one for one in listeners if one.gradients]
         self.input_gradients = tuple([one for one in gradients if one.port == "input"])
         self.output_gradients = tuple([one for one in gradients if one.port == "output"])
-        self.solo: tuple[Session, Station] | None = None
-        """The one session here, if it asks for output values and nothing else: the short way."""
-        if len(stations) == 1 and not (gradients or self.inputs or stations[0][1].is_root):
-            self.solo = stations[0]
+        self.solo: tuple[Session, Station, Listener] | None = None
+        """The only one who asks here, if it is for output values and nothing else: a short way."""
+        if len(stations) == 1 and len(self.outputs) == len(listeners) == 1 and not gradients:
+            session, station = stations[0]
+            if not (station.is_root or session.follows_recompute):
+                self.solo = (session, station, listeners[0])
 
 
 _NOTHING = _Plan([], [])
@@ -71,12 +73,6 @@ class _Frame:
         self.received: dict[int, int] = {}
 
 
-def _belongs_to(frame: _Frame | Visit | None, session: Session) -> bool:
-    if isinstance(frame, _Frame):
-        return session in frame.visits
-    return frame is not None and frame.session is session
-
-
 class Junction:
     """Dispatch one module's calls to the sessions that listen there."""
 
@@ -87,7 +83,7 @@ class Junction:
         self._listeners: list[Listener] = []
         self._key = -1
         self.plan = _NOTHING
-        self.frames: dict[int, list[_Frame | Visit | None]] = {}
+        self.frames: dict[int, list[_Frame]] = {}
 
     @staticmethod
     def find(module: nn.Module) -> Junction | None:
@@ -135,7 +131,7 @@ class Junction:
     def forget_frames(self, session: Session, thread: int) -> None:
         """Drop executions that a session knows to have ended; others' may be under way."""
         stack = self.frames[thread]
-        stack[:] = [frame for frame in stack if not _belongs_to(frame, session)]
+        stack[:] = [frame for frame in stack if session not in frame.visits]
 
     def sessions(self) -> list[Session]:
         """List who listens here."""
@@ -204,8 +200,6 @@ class Junction:
         if not stack:
             return None
         frame = stack.pop()
-        if not isinstance(frame, _Frame):
-            return self._leave_solo(frame, module, args, kwargs, output)
         visits = frame.visits
         if not visits:
             return None
@@ -228,23 +222,6 @@ class Junction:
                 path = asked[0][1].station.path
                 ears = gradients.ears_for(output, asked)
                 output = gradients.wire_outputs(output, ears, frame.received, path)
-        return None if output is before else output
-
-    def _leave_solo(
-        self,
-        visit: Visit | None,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> Any:
-        if visit is None or (output is None and sys.exc_info()[1] is not visit.exception):
-            return None
-        session = visit.session
-        before = output
-        for listener in self.plan.outputs:
-            if listener.session is session:
-                output = listener.on_output(visit, module, args, kwargs, output)
         return None if output is before else output
 
 
@@ -319,22 +296,17 @@ class _PreHook(_ModuleHook):
             refuse_tracing()
         junction = self.junction
         solo = junction.plan.solo
-        if solo is None:
-            return junction.enter(module, args, kwargs)
-        session, station = solo
-        thread = get_ident()
-        visit = session.begin(station, thread, graph_task_id())
-        if visit is not None:
-            visit.session = session
-            exception = sys.exc_info()[1]
-            if exception is not None:
-                visit.exception = exception
-        frames = junction.frames
-        if thread in frames:
-            frames[thread].append(visit)
-        else:
-            frames[thread] = [visit]
-        return None
+        if solo is not None:
+            # Inside a root call of the only session: count, and leave the rest to the post hook.
+            call = solo[0].active.get(get_ident())
+            if call is not None and call.depth and graph_task_id() == -1:
+                station = solo[1]
+                counts = call.counts
+                index = counts.get(station, 0)
+                counts[station] = index + 1
+                call.short_ways.append((junction, index))
+                return None
+        return junction.enter(module, args, kwargs)
 
 
 class _PostHook(_ModuleHook):
@@ -343,4 +315,21 @@ class _PostHook(_ModuleHook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        return self.junction.leave_call(module, args, kwargs, output)
+        junction = self.junction
+        solo = junction.plan.solo
+        if solo is not None:
+            call = solo[0].active.get(get_ident())
+            if call is not None:
+                ways = call.short_ways
+                if ways and ways[-1][0] is junction:
+                    index = ways.pop()[1]
+                    if output is None and sys.exc_info()[0] is not None:
+                        return None  # it raised
+                    _, station, listener = solo
+                    station.runs += 1
+                    if listener.note(call, index, output):
+                        return None
+                    visit = Visit(station, call, index)
+                    new = listener.on_output(visit, module, args, kwargs, output)
+                    return None if new is output else new
+        return junction.leave_call(module, args, kwargs, output)

@@ -72,7 +72,8 @@ class Session:
         self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
         self._at_detach: list[Callable[[], None]] = []
-        self._active: dict[int, Call] = {}
+        self.active: dict[int, Call] = {}
+        """The call under way, or the latest, by thread."""
         self._latest: Call | None = None
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
         root = self.tree.find("")
@@ -177,7 +178,7 @@ class Session:
             return
         self.is_open = False
         self.epoch = None
-        self._active.clear()
+        self.active.clear()
         for parameter in self._parameters:
             parameter.detach()
         waiting = [region for region, known in self._regions.items() if known.is_edited]
@@ -226,7 +227,7 @@ class Session:
         """Count an execution of a module; None when this session does not follow it."""
         if task != -1:
             return self._begin_again(station, task) if self.follows_recompute else None
-        call = self._active.get(thread)
+        call = self.active.get(thread)
         if not self.is_open:
             return None
         if self._thread is not None and thread != self._thread:
@@ -269,7 +270,7 @@ class Session:
         if self.follows_recompute and not call.grad_at_start:
             call.in_region = bool(checkpoints.recorded_regions())
         self.calls += 1
-        self._active[thread] = self._latest = call
+        self.active[thread] = self._latest = call
         for parameter in self._parameters:
             parameter.on_call(call)
         return call

@@ -54,6 +54,7 @@ class Call:
         "in_region",
         "index",
         "is_implicit",
+        "short_ways",
         "thread",
     )
 
@@ -68,6 +69,8 @@ class Call:
         self.depth = 0
         """How many executions of the root are under way."""
         self.counts: dict[Station, int] = {}
+        self.short_ways: list[tuple[Junction, int]] = []
+        """Executions under way at modules where one listener asks for the output alone."""
         self.grad_at_start = torch.is_grad_enabled()
         self.in_region = False
         """Whether the call began without grad inside a reentrant checkpoint."""
@@ -109,12 +112,6 @@ class Visit:
 
     regions: tuple[Any, ...] = ()
     """What the session knows of the checkpointed regions around this visit."""
-
-    session: Session
-    """The session, where it is the only one at the module."""
-
-    exception: BaseException | None = None
-    """What was being handled when the module was called."""
 
     record: Any = None
     """What a listener keeps of this visit; a capture keeps a weak reference here."""
@@ -256,6 +253,10 @@ class Listener:
     ) -> Any:
         """Receive what the module returned."""
         return output
+
+    def note(self, call: Call, index: int, output: Any) -> bool:
+        """Take an output in haste; false where it has to come through `on_output`."""
+        return False
 
     def on_gradient(self, visit: Visit, port: str, leaf: Path, grad: Any, task: int) -> Any:
         """Receive the gradient of one tensor of the port; None where autograd made none."""
