@@ -22,6 +22,10 @@ preserve_version: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 is_functorch_active = torch._C._are_functorch_transforms_active
 """Tell whether a `torch.func` transform (grad, vmap, jvp) is running."""
 
+CreationMeta = torch._C._autograd.CreationMeta
+creation_meta = torch._C._autograd._get_creation_meta
+"""Tell how a view was made, which decides whether torch lets it be changed in place."""
+
 top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor

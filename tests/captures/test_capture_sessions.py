@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Branches, Lazy, Net, WithLazy, Wrapped, is_clean, same
+from small_models import Branches, Lazy, Net, Twice, WithLazy, Wrapped, is_clean, same
 from torch import Tensor, nn
 
 import hookline as hl
@@ -230,3 +230,16 @@ def test_unknown_address_and_bad_grammar_are_told_at_once() -> None:
     with pytest.raises(hl.AddressError) as caught:
         hl.capture(Net(), "fc1:output[")
     assert str(caught.value).endswith("    fc1:output[\n              ^")
+
+
+@pytest.mark.parametrize("where", ["fc", "fc:output.grad"])
+def test_last_is_the_last_visit_whatever_order_gradients_come_in(where: str) -> None:
+    """A gradient that comes late, of a visit that was replaced, must not push out the last."""
+    model, x = Twice(), torch.randn(1, 3)
+    with hl.capture(model, where, last=True, grads=True) as got:
+        first, second = model(x).sum(), model(x + 1).pow(2).sum()
+        second.backward()
+        first.backward()
+    (visit,) = got
+    assert (visit.call, visit.visit) == (1, 1)
+    assert same(got["fc:output.grad"], 2 * model(x + 1).detach())

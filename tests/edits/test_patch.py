@@ -128,3 +128,13 @@ def test_patch_takes_a_capture_only() -> None:
         "hl.patch takes what a capture gave (`with hl.capture(...) as got`), not Tensor. "
         "For a tensor there is hl.set."
     )
+
+
+def test_patch_of_a_call_that_was_not_captured_is_told() -> None:
+    net = Net()
+    with hl.capture(net, "fc1") as got:
+        net(torch.ones(1, 3))
+    hl.edit(net, {"fc1": hl.patch(got, call=3)})
+    with pytest.raises(hl.EditError) as caught:
+        net(torch.ones(1, 3))
+    assert str(caught.value) == "patch at `fc1:output`: there is no call 3; 1 were captured."

@@ -228,3 +228,14 @@ def test_removed_handle_leaves_no_hook_on_the_parameter() -> None:
     assert not is_clean(net)
     handle.remove()
     assert is_clean(net)
+
+
+def test_part_of_the_model_called_alone_sees_the_parameter_as_it_is_then() -> None:
+    net, x = Net(), torch.ones(1, 3)
+    weight = net.fc1.weight
+    with hl.edit(net, {"fc1.weight": hl.scale(2)}):
+        net.fc1(x).sum().backward()
+        net.fc1(x).sum().backward()
+        weight.data.zero_()
+        assert same(net.fc1(x), net.fc1.bias[None])
+    assert net.fc1.weight is weight

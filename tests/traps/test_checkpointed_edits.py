@@ -191,6 +191,17 @@ def test_backward_hook_edit_inside_a_region_is_applied_once() -> None:
         torch.testing.assert_close(x.grad, plain * 10)
 
 
+@pytest.mark.parametrize("is_reentrant", KINDS)
+def test_two_gradient_edits_at_one_site_are_both_applied_in_a_region(is_reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    x = torch.randn(1, 2, requires_grad=True)
+    (plain,) = torch.autograd.grad(model(x).sum(), x)
+    edits = [("0:output.grad", hl.scale(2)), ("0:output.grad", hl.scale(5))]
+    with hl.edit(model, edits):
+        checkpoint(model, x, use_reentrant=is_reentrant).sum().backward()
+    torch.testing.assert_close(x.grad, plain * 10)
+
+
 def test_forward_hook_of_torchs_kind_is_repeated_too() -> None:
     for is_reentrant in KINDS:
         torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
@@ -84,6 +85,7 @@ def test_gradient_edit_under_func_grad_is_applied() -> None:
     torch.testing.assert_close(found, expected * 10)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated.*:DeprecationWarning")
 def test_forward_mode_passes_through_a_gradient_capture() -> None:
     model = _model()
     x, tangent = torch.randn(2), torch.randn(2)

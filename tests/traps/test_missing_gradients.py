@@ -72,7 +72,7 @@ def test_no_gradient_from_the_next_operation_is_missing() -> None:
     hl.hook(model, "0:output.grad", lambda grad, at: edited.append(grad) or grad, edit=True)
     model(torch.ones(1, 2)).sum().backward()
     assert edited == []
-    assert all(grad is hl.MISSING for grad in seen)
+    assert seen == [hl.MISSING]
     assert model[0].weight.grad is None
 
 
@@ -110,7 +110,7 @@ def test_detached_part_is_reported_as_not_reached() -> None:
         hl.capture(model, "a", "b", grads=True) as got,
     ):
         model(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(hl.NotCaptured, match="did not reach it"):
+    with pytest.raises(hl.NotCaptured, match="`a:output.grad` has no gradient"):
         got["a:output.grad"]
 
 

@@ -186,13 +186,16 @@ def test_graph_dropped_without_backward_frees_what_was_watched() -> None:
     model = _model()
     with pytest.warns(hl.HooklineWarning, match="no backward ran"):
         with hl.capture(model, "**", grads=True) as got:
-            out = model(torch.ones(1, 2, requires_grad=True))
+            x = torch.ones(1, 2, requires_grad=True)
+            out = model(x)
     held = [weakref.ref(one.output) for one in got]
-    node = weakref.ref(out.grad_fn)
+    leaf = weakref.ref(x)  # held by the graph
+    del x
+    assert leaf() is not None
     assert all(one() is not None for one in held)
     del out, got
     gc.collect()
-    assert node() is None
+    assert leaf() is None
     assert not any(one() is not None for one in held)
 
 

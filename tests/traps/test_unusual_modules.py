@@ -52,6 +52,15 @@ def test_lazy_module_is_edited_in_its_first_call() -> None:
         assert torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 3))
 
 
+def test_lazy_parameter_is_edited_in_its_first_call() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with hl.edit(model, {"0.weight": hl.zero()}):
+        out = model(torch.ones(1, 2))
+    assert torch.equal(out, model[0].bias[None])
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert not torch.equal(model[0].weight, torch.zeros(3, 2))
+
+
 def test_lazy_module_by_class_matches_before_and_after_it_changes() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
     with hl.capture(model, nn.Linear) as got:
@@ -64,7 +73,7 @@ def test_scripted_modules_are_refused_by_name() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     for model in (scripted, nn.Sequential(nn.Tanh(), scripted)):
         with pytest.raises(hl.UnsupportedModel, match="TorchScript module: Python hooks"):
-            hl.capture(model)
+            hl.capture(model).__enter__()
         with pytest.raises(hl.UnsupportedModel, match=r"before torch\.jit\.script"):
             hl.edit(model, {"**": hl.zero()})
         with pytest.raises(hl.UnsupportedModel, match="TorchScript"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -161,32 +161,31 @@ class ModuleTree:
         self.model = model
         """The model as it was given, wrappers and all."""
         self.root = unwrap(model)
-        self._can_step = isinstance(self.root, Hashable) and not self._is_walk_needed()
-
-    def _is_walk_needed(self) -> bool:
-        facts = _facts.get(self.root)
-        return facts is None or facts.is_shared
+        self._facts = _facts.get(self.root) if type(self.root).__hash__ is not None else None
+        self._can_step = self._facts is not None and not self._facts.is_shared
 
     @functools.cached_property
     def _walk(self) -> _Walk:
         walk = _Walk(self.model)
         self._can_step = False
-        if isinstance(self.root, Hashable):
-            modules = walk.modules.values()
-            flags = [m.__dict__["inplace"] for m in modules if "inplace" in m.__dict__]
-            _facts[self.root] = Facts(
-                is_shared=len(walk.names) != len(walk.modules),
-                has_inplace=any(isinstance(flag, int) and flag for flag in flags),
-                kinds=frozenset(map(type, modules)),
-            )
+        modules = walk.modules.values()
+        flags = [m.__dict__["inplace"] for m in modules if "inplace" in m.__dict__]
+        self._facts = Facts(
+            is_shared=len(walk.names) != len(walk.modules),
+            has_inplace=any(isinstance(flag, int) and flag for flag in flags),
+            kinds=frozenset(map(type, modules)),
+        )
+        if type(self.root).__hash__ is not None:
+            _facts[self.root] = self._facts
         return walk
 
     @property
     def facts(self) -> Facts:
         """What the latest walk of this model found."""
-        if not isinstance(self.root, Hashable) or self.root not in _facts:
+        if self._facts is None:
             self._walk  # noqa: B018  walking finds them
-        return _facts[self.root]
+            assert self._facts is not None
+        return self._facts
 
     @property
     def wrappers(self) -> list[nn.Module]:
@@ -204,32 +203,10 @@ class ModuleTree:
         """List the modules in the order of `named_modules`, each once."""
         return [self._entry(module) for module in self.modules]
 
-    def locate(
-        self,
-        path: str,
-        known: dict[str, nn.Module],
-        check: Callable[[nn.Module, str], None] | None = None,
-    ) -> nn.Module | None:
-        """Give the module at a path as the model is now; None where the path leads nowhere.
-
-        `known` remembers the modules above, which neighbours share; `check` sees each module on
-        the way, wrappers too, with its path.
-        """
-        if path:
-            above, _, name = path.rpartition(".")
-            parent = known.get(above) or self.locate(above, known, check)
-            module = None if parent is None else parent._modules.get(name)
-        else:
-            module = self.model
-        while module is not None:
-            if check is not None:
-                check(module, path)
-            wrapped = find_wrapped(module) if module._modules else None
-            if wrapped is None:
-                known[path] = module
-                break
-            module = wrapped
-        return module
+    def locate(self, path: str) -> nn.Module | None:
+        """Give the module at a path as the model is now; None where the path leads nowhere."""
+        found = _step(self.root, [(name, None) for name in path.split(".")] if path else [])
+        return found[0][1] if found else None
 
     @functools.cached_property
     def parameters(self) -> list[ParameterEntry]:
@@ -310,6 +287,58 @@ class ModuleTree:
             return ModuleEntry(names, module, names)
         visible = tuple(name for name in names if name not in walk.hidden)
         return ModuleEntry(names, module, visible)
+
+
+class Trails:
+    """The modules on the way from the root to some paths, to notice later what was exchanged."""
+
+    def __init__(self, tree: ModuleTree, check: Callable[[nn.Module, str], None]) -> None:
+        self._tree = tree
+        self._check = check
+        self._modules: dict[str, nn.Module] = {}
+        self._sizes: dict[str, int] = {}
+
+    def add(self, path: str) -> None:
+        """Follow a path, and check each module on the way, wrappers too."""
+        if path in self._modules:
+            return
+        module: nn.Module | None = self._tree.model
+        if path:
+            above, _, name = path.rpartition(".")
+            if above not in self._modules:
+                self.add(above)
+            parent = self._modules.get(above)
+            module = None if parent is None else parent._modules.get(name)
+        while module is not None:
+            self._check(module, path)
+            wrapped = find_wrapped(module) if module._modules else None
+            if wrapped is None:
+                self._modules[path] = module
+                self._sizes[path] = len(module._modules)
+                return
+            module = wrapped
+
+    def moved(self) -> list[str]:
+        """List the paths where another module is now."""
+        found = []
+        modules = self._modules
+        for path, module in modules.items():
+            if path:
+                above, _, name = path.rpartition(".")
+                there = modules[above]._modules.get(name)
+                if there is not module and (there is None or unwrap(there) is not module):
+                    found.append(path)
+        return found
+
+    def are_current(self) -> bool:
+        """Tell whether the same modules are there and none was added; check them again."""
+        for path, module in self._modules.items():
+            if len(module._modules) != self._sizes[path]:
+                return False
+            self._check(module, path)
+        if self._tree.model is not self._tree.root:
+            self._check(self._tree.model, "")
+        return not self.moved()
 
 
 def _step(

@@ -23,7 +23,7 @@ from hookline.captures.listening import (
 )
 from hookline.captures.reporting import make_report
 from hookline.hooks.functions import Which, check_leaf
-from hookline.hooks.refusals import attachable, leave_out_lazy, refuse_running
+from hookline.hooks.refusals import attachable, leave_out_lazy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,7 +151,6 @@ class Capture:
         self._tree: ModuleTree = attachable(model)
         self._sites: list[Site] = self._choose(self._tree)
         self._copies = options["clone"] == "auto" and self._tree.facts.has_inplace
-        self._is_fresh = True
         self._session: CaptureSession | None = None
         self._captured: Captured | None = None
 
@@ -181,21 +180,12 @@ class Capture:
 
     def _refresh(self) -> None:
         """Look at the model again when the capture is entered again and modules were exchanged."""
-        if self._is_fresh:
-            self._is_fresh = False
-            return
-        known: dict[str, nn.Module] = {}
-        if any(
-            self._tree.locate(site.path, known, refuse_running) is not site.module
-            for site in self._sites
-            if not site.parameter
-        ):
+        if self._session is not None and not self._session.trails.are_current():
             self._tree = attachable(self._model)
             self._sites = self._choose(self._tree)
             self._copies = self._options["clone"] == "auto" and self._tree.facts.has_inplace
-            if self._session is not None:
-                self._session.dispose()
-                self._session = None
+            self._session.dispose()
+            self._session = None
 
     def __exit__(
         self,

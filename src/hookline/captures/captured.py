@@ -290,6 +290,8 @@ class Captured(_Reader):
         if self.index.is_last:
             for call in self._calls:
                 for key in [key for key in call.records if key[0] == record.path]:
+                    if (call.number, key[1]) > (record.call, record.visit):
+                        return  # a late gradient of a visit that a later one has replaced
                     del call.records[key]
         self._call(record.call).records[record.path, record.visit] = record
 

@@ -259,7 +259,14 @@ def patch(
         )
 
     def change(old: Tensor, at: At) -> Tensor:
-        reader: Any = source if call is None else source.calls[call]
+        reader: Any = source
+        if call is not None:
+            count = len(source.calls)
+            if not -count <= call < count:
+                raise EditError(
+                    f"patch at `{at.address}`: there is no call {call}; {count} were captured."
+                )
+            reader = source.calls[call]
         name = address or at.address
         new = _read(reader, name, at.visit if visit is None else visit)
         if not isinstance(new, Tensor):

@@ -38,11 +38,7 @@ class EditHandle(Handle):
 
     def __exit__(self, *exception: object) -> None:
         missed = self._find_missed()
-        swapped: list[str] = []
-        if self._tree is not None:
-            used = {id(one.site.module) for one in self._edits if one.count}
-            stations = [one for one in self._session.stations if id(one.module) in used]
-            swapped = swap_notes(self._tree, stations)
+        swapped = swap_notes(self._session) if self._session.is_open else []
         self.remove()
         if exception[0] is not None or not (missed or swapped):
             return

@@ -18,7 +18,13 @@ from torch.autograd import Function
 
 from hookline import _trees
 from hookline._errors import GradientError
-from hookline._torch import graph_task_id, is_functorch_active, preserve_version
+from hookline._torch import (
+    CreationMeta,
+    creation_meta,
+    graph_task_id,
+    is_functorch_active,
+    preserve_version,
+)
 from hookline._trees import Path
 from hookline.addresses import format_leaf
 from hookline.hooks.visits import Listener, Visit
@@ -139,7 +145,7 @@ def _first_below(places: list[Path], leaf: Path) -> Path | None:
 class _Audit:
     """Watch the original of a tapped output: changing the alias in place must not be lost on it."""
 
-    __slots__ = ("address", "base", "original", "version")
+    __slots__ = ("address", "base", "original", "version", "witness")
 
     def __init__(self, original: Tensor, address: str) -> None:
         self.original = weakref.ref(original)
@@ -147,10 +153,16 @@ class _Audit:
         self.base = None if base is None else weakref.ref(base)
         self.version = original._version
         self.address = address
+        self.witness: Tensor | None = None
+        if base is not None and creation_meta(original) == CreationMeta.MULTI_OUTPUT_NODE:
+            # Torch lets nobody change such a view, also when nothing else uses its memory. Keep the
+            # version counter, not the memory.
+            self.witness = original.detach()
+            self.witness.data = original.new_empty(0)
 
     def check(self) -> None:
-        for reference in (self.original, self.base):
-            tensor = None if reference is None else reference()
+        alive = [None if one is None else one() for one in (self.original, self.base)]
+        for tensor in (*alive, self.witness):
             if tensor is not None and tensor._version != self.version:
                 raise GradientError(
                     f"`{self.address}` is a view or an unchanged input of its module, it was "
@@ -168,6 +180,24 @@ def _tap(relay: Relay, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         if original.__dict__:
             alias.__dict__.update(original.__dict__)
     return aliases
+
+
+def _make_relays(port: str, paths: list[list[Path]], ears: Sequence[Ear]) -> list[Relay]:
+    """Make one relay for all tensors of a port if a listener wants to hear of all, else one each.
+
+    A tap of several tensors runs the backward behind all of them once a gradient reaches one: a
+    checkpoint there would run again, and parameters that had no gradient could get zeros.
+    """
+    if any(listener.hears_missing for listener, _, _ in ears):
+        return [Relay(port, paths, ears)]
+    return [Relay(port, [places], ears) for places in paths]
+
+
+def _tap_through(relays: list[Relay], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    if len(relays) == 1:
+        return _tap(relays[0], tensors)
+    pairs = zip(relays, tensors, strict=True)
+    return tuple([_tap(relay, [tensor])[0] for relay, tensor in pairs])
 
 
 def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], list[list[Path]]]:
@@ -224,7 +254,8 @@ def tap_inputs(
     tensors, paths = _gather(bound, ears, "input")
     if not tensors:
         return {}, None
-    aliases = _tap(Relay("input", paths, ears), tensors)
+    relays = _make_relays("input", paths, ears)
+    aliases = _tap_through(relays, tensors)
     swaps = {id(tensor): alias for tensor, alias in zip(tensors, aliases, strict=True)}
     return swaps, InputTaps(tensors, aliases)
 
@@ -251,19 +282,23 @@ def wire_outputs(
             tensor.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
             tensor.register_hook(Relay("output", [places], ears))
     if tapped:
-        relay = Relay("output", tapped_paths, ears)
-        for tensor, places in zip(tapped, tapped_paths, strict=True):
-            if not is_functorch_active():
+        relays = _make_relays("output", tapped_paths, ears)
+        if not is_functorch_active():
+            for index, (tensor, places) in enumerate(zip(tapped, tapped_paths, strict=True)):
                 address = f"{path_of_module}:output{format_leaf(places[0])}.grad"
-                relay.audits.append(_Audit(tensor, address))
-        aliases = _tap(relay, tapped)
+                relays[index % len(relays)].audits.append(_Audit(tensor, address))
+        aliases = _tap_through(relays, tapped)
         swaps = {id(tensor): alias for tensor, alias in zip(tapped, aliases, strict=True)}
     return _trees.replace_tensors(output, swaps) if swaps else output
 
 
 def _needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
-    if tensor.is_leaf or tensor._is_view() or isinstance(tensor, nn.Parameter):
+    if tensor.is_leaf or isinstance(tensor, nn.Parameter):
         return True
+    if tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE:
+        return True
+    # One of several views made at once (chunk, split, unbind) cannot be changed in place: torch
+    # raises. On an alias it would not.
     # An input handed back: its own hook would see the caller's other uses of it too. One that the
     # module changed in place is a new value under the old object.
     return received.get(id(tensor)) == tensor._version

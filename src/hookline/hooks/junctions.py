@@ -115,7 +115,8 @@ class Junction:
             self.plan = _Plan(self._stations, self._listeners)
             return
         remove_forward_hooks(module, self._key)
-        self.frames.clear()
+        if self.frames:
+            self.frames.clear()
         if not session.is_reusable:
             self._stations, self._listeners, self.plan = [], [], _NOTHING
 
@@ -242,10 +243,11 @@ def _may_be_wired(
             if original is None or port in original.wired or not enabled:
                 continue
             visit = original
-        if not enabled:
+        elif not enabled:
             listener.no_gradient(visit, port, None, "grad mode off")
             continue
-        visit.wired = (*visit.wired, port)
+        else:  # not in a recompute: a backward that comes again makes its graph anew
+            visit.wired = (*visit.wired, port)
         asked.append((listener, visit))
     return asked
 
@@ -304,6 +306,7 @@ class _PreHook(_ModuleHook):
                 counts = call.counts
                 index = counts.get(station, 0)
                 counts[station] = index + 1
+                station.runs += 1
                 call.short_ways.append((junction, index))
                 return None
         return junction.enter(module, args, kwargs)
@@ -326,7 +329,6 @@ class _PostHook(_ModuleHook):
                     if output is None and sys.exc_info()[0] is not None:
                         return None  # it raised
                     _, station, listener = solo
-                    station.runs += 1
                     if listener.note(call, index, output):
                         return None
                     visit = Visit(station, call, index)

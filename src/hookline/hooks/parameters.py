@@ -14,7 +14,7 @@ from hookline._errors import NoSuchSite
 from hookline.addresses import Site
 from hookline.hooks import observing
 from hookline.hooks.fitting import check_fit
-from hookline.hooks.visits import KEEP, At, Call, Station, Visit, describe
+from hookline.hooks.visits import KEEP, At, Call, Listener, Station, Visit, describe
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
@@ -68,6 +68,8 @@ class ParameterListener:
             if (site.module, site.parameter) in entry.places
         )
         self.places = found.places
+        self.is_lazy = is_lazy(found.parameter)
+        """Whether the parameter waits for the first call of its module to exist."""
         self._station = Station(site.names, site.module, False)
 
     @property
@@ -79,6 +81,7 @@ class ParameterListener:
         parameter = self._current()
         if parameter is None:
             return
+        self.is_lazy = False
         if self.site.is_grad:
             if parameter is not self._parameter:
                 self.attach()
@@ -185,3 +188,22 @@ class ParameterListener:
             with torch.no_grad():
                 return observing.run(self.session, visit, at.address, self.function, value, at)
         return observing.run(self.session, visit, at.address, self.function, value, at)
+
+
+class LazyStart(Listener):
+    """Tell the follower of a lazy parameter when its module has made it, in its first call."""
+
+    __slots__ = ("follower",)
+
+    def __init__(self, follower: ParameterListener, station: Station) -> None:
+        super().__init__(
+            follower.session, station, "input", values=True, gradients=False, stage=0
+        )
+        self.follower = follower
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.follower.is_lazy:
+            self.follower.on_call(visit.call)
+        return args, kwargs

@@ -16,7 +16,7 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.pattern import escape
 from hookline.hooks.bypasses import Bypass, find_bypass
 from hookline.hooks.fusing import may_fuse
-from hookline.hooks.visits import Station
+from hookline.hooks.sessions import Session
 
 # Their own forward reads the weights of their children for the fused path, which hooks switch off.
 _READ_WEIGHTS_FOR_FUSED = (nn.TransformerEncoder.forward, nn.TransformerEncoderLayer.forward)
@@ -113,7 +113,7 @@ def _readable_parents(tree: ModuleTree, names: list[str]) -> list[nn.Module]:
 
 def _find(tree: ModuleTree, path: str) -> nn.Module | None:
     """Give the module that is at a path now, whatever was there when the tree was made."""
-    return tree.locate(path, {})
+    return tree.locate(path)
 
 
 def _explain_swap(there: nn.Module | None) -> Reason:
@@ -222,16 +222,17 @@ def _first_stopped(
     return None
 
 
-def swap_notes(tree: ModuleTree, stations: Iterable[Station]) -> list[str]:
+def swap_notes(session: Session) -> list[str]:
     """Say which of the modules that ran are no longer at their path."""
-    known: dict[str, nn.Module] = {}
+    moved = session.trails.moved()
+    if not moved:
+        return []
+    ran = {station.path for station in session.stations if station.runs}
     return [
         f"{_quote(path)} was replaced or removed after attaching: "
         "what ran after that was not seen; attach after the swap"
-        for station in stations
-        if station.runs
-        for path in station.names
-        if tree.locate(path, known) is not station.module
+        for path in moved
+        if path in ran
     ]
 
 

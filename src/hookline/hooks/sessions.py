@@ -21,9 +21,10 @@ from torch import nn
 
 from hookline._errors import SessionError
 from hookline.addresses import ModuleTree
+from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.junctions import Junction
-from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
@@ -68,7 +69,8 @@ class Session:
         self._thread: int | None = None
         self._listeners: dict[Station, list[Listener]] = {}
         self._stations: dict[int, Station] = {}
-        self._checked: dict[str, nn.Module] = {}
+        self.trails = Trails(self.tree, refuse_running)
+        """The way to each station, to notice modules that are exchanged."""
         self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
         self._at_detach: list[Callable[[], None]] = []
@@ -105,8 +107,7 @@ class Session:
         if station is None or station.is_root:
             refuse_module(module, names[0])
         if station is None:
-            assert self.tree is not None
-            self.tree.locate(names[0], self._checked, refuse_running)
+            self.trails.add(names[0])
             station = self._stations[id(module)] = Station(names, module, False)
             self._listeners[station] = []
         return station
@@ -123,12 +124,15 @@ class Session:
         listener.order = self.parameter_order = (listener.stage, -number if prepend else number)
         self._parameters.append(listener)
         self._parameters.sort(key=lambda one: one.order)
-        if not listener.site.is_grad:  # the value is taken when a call begins: notice calls there
-            assert self.tree is not None
-            for owner, _ in listener.places:
-                entry = self.tree.entry_of(owner)
-                if entry is not None:
-                    self.station(entry.names, owner)
+        if listener.site.is_grad and not listener.is_lazy:
+            return
+        assert self.tree is not None
+        for owner, _ in listener.places:  # its value is taken when a call begins: notice calls
+            entry = self.tree.entry_of(owner)
+            if entry is not None:
+                station = self.station(entry.names, owner)
+                if listener.is_lazy:
+                    self.listen(LazyStart(listener, station))
 
     def when_detached(self, callback: Callable[[], None]) -> None:
         """Run something when the last of this session leaves the model."""
@@ -181,7 +185,9 @@ class Session:
         self.active.clear()
         for parameter in self._parameters:
             parameter.detach()
-        waiting = [region for region, known in self._regions.items() if known.is_edited]
+        waiting = []
+        if self._regions:
+            waiting = [region for region, known in self._regions.items() if known.is_edited]
         if not waiting:
             self._detach()
             return
@@ -218,7 +224,7 @@ class Session:
         self._parameters.clear()
         self._listeners.clear()
         self._stations.clear()
-        self._checked.clear()
+        self.trails = None  # type: ignore[assignment]
         self.tree = None
 
     # Calls and visits. Everything below runs for each execution of a station's module.
@@ -239,6 +245,10 @@ class Session:
             call.depth += 1
         elif call is None or (call.depth == 0 and not call.is_implicit):
             call = self._start_call(thread, is_implicit=True)
+        elif call.is_implicit and self._parameters:  # no call begins: look at each execution
+            for parameter in self._parameters:
+                if any(owner is station.module for owner, _ in parameter.places):
+                    parameter.on_call(call)
         counts = call.counts
         index = counts.get(station, 0)
         counts[station] = index + 1

@@ -216,6 +216,8 @@ class Listener:
 
     is_collective = False
     """Whether it wants all gradients of a port together, in `on_gradients`."""
+    hears_missing = True
+    """Whether it is told of tensors without a gradient when another of the port has one."""
 
     def __init__(
         self,
