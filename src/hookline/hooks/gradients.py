@@ -62,13 +62,27 @@ class Tap(Function):
         return (None, *ctx.relay.deliver(list(grads)))
 
 
+class _TapOne(Function):
+    """Do what `Tap` does for a single tensor, which most modules take and return."""
+
+    @staticmethod
+    def forward(ctx: Any, relay: RelayOne, tensor: Tensor) -> Tensor:
+        ctx.relay = relay
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        return None, ctx.relay.deliver(grads)[0]
+
+
 class _FunctorchTap(Function):
     """Do what `Tap` does under `torch.func` transforms, which want a separate set-up."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(relay: Relay, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(relay: Relay | RelayOne, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple([tensor.detach() for tensor in tensors])
 
     @staticmethod
@@ -136,6 +150,71 @@ class Relay:
                 for path, new in listener.on_gradients(visit, self.port, given, task).items():
                     grads[heard[path]] = new
         return grads
+
+
+class RelayOne:
+    """Bring the gradient of the one tensor of a port to its one listener."""
+
+    __slots__ = ("audits", "listener", "path", "port", "visit")
+
+    def __init__(self, port: str, path: Path, listener: Listener, visit: Visit) -> None:
+        self.port = port
+        self.path = path
+        self.listener = listener
+        self.visit = visit
+        self.audits: list[_Audit] = []
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Serve as a tensor hook."""
+        new = self.deliver((grad,))[0]
+        return None if new is grad else new
+
+    def deliver(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        for audit in self.audits:
+            audit.check()
+        listener, visit = self.listener, self.visit
+        if visit.call.epoch is not listener.session.epoch:
+            return grads
+        grad = grads[0]
+        task = graph_task_id()
+        if listener.is_collective:
+            path = self.path
+            return (listener.on_gradients(visit, self.port, {path: grad}, task)[path],)
+        return (listener.on_gradient(visit, self.port, self.path, grad, task),)
+
+
+def tap_one(tensor: Tensor, path: Path, listener: Listener, visit: Visit) -> Tensor | None:
+    """Tap a module's only argument for its only listener; None where it has no gradient."""
+    if not tensor.requires_grad:
+        listener.no_gradient(visit, "input", path, "no-grad tensor")
+        return None
+    return _tap_one(RelayOne("input", path, listener, visit), tensor)
+
+
+def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[int, int]) -> Tensor:
+    """Do what `wire_outputs` does for a single tensor and a single listener."""
+    if not output.requires_grad:
+        listener.no_gradient(visit, "output", (), "no-grad tensor")
+        return output
+    relay = RelayOne("output", (), listener, visit)
+    if not _needs_tap(output, received):
+        output.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
+        output.register_hook(relay)
+        return output
+    if not is_functorch_active():
+        relay.audits.append(_Audit(output, f"{visit.station.path}:output.grad"))
+    return _tap_one(relay, output)
+
+
+def _tap_one(relay: RelayOne, tensor: Tensor) -> Tensor:
+    alias: Tensor
+    if is_functorch_active():
+        (alias,) = _FunctorchTap.apply(relay, tensor)  # type: ignore[no-untyped-call]
+    else:
+        alias = _TapOne.apply(relay, tensor)  # type: ignore[no-untyped-call]
+    if tensor.__dict__:
+        alias.__dict__.update(tensor.__dict__)
+    return alias
 
 
 def _first_below(places: list[Path], leaf: Path) -> Path | None:

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from hookline import _trees
@@ -27,7 +27,7 @@ from hookline._torch import (
     remove_forward_hooks,
 )
 from hookline.hooks import gradients
-from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.arguments import bind, paths, unbind
 from hookline.hooks.visits import Listener, Station, Visit
 
 if TYPE_CHECKING:
@@ -167,11 +167,7 @@ class Junction:
         if plan.input_gradients:
             args, kwargs = self._tap_inputs(plan, frame, module, args, kwargs)
         if plan.output_gradients:
-            frame.received = {
-                id(tensor): tensor._version
-                for _, tensor in _trees.leaves((args, kwargs))
-                if tensor.requires_grad
-            }
+            frame.received = _versions(args, kwargs)
         if args is before_args and kwargs is before_kwargs:
             return None
         return args, kwargs
@@ -187,6 +183,14 @@ class Junction:
         asked = _may_be_wired(plan.input_gradients, frame, "input")
         if not asked:
             return args, kwargs
+        if len(asked) == 1 and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            listener, visit = asked[0]
+            if not listener.leaf:
+                alias = gradients.tap_one(args[0], paths(module, args, kwargs)[0], listener, visit)
+                if alias is None:
+                    return args, kwargs
+                frame.taps = gradients.InputTaps([args[0]], (alias,))
+                return (alias,), kwargs
         bound = bind(module, args, kwargs)
         swaps, frame.taps = gradients.tap_inputs(bound, gradients.ears_for(bound, asked))
         if not swaps:
@@ -219,11 +223,27 @@ class Junction:
                 output = listener.on_output(one, module, args, kwargs, output)
         if plan.output_gradients:
             asked = _may_be_wired(plan.output_gradients, frame, "output")
-            if asked:
+            if len(asked) == 1 and isinstance(output, Tensor) and not asked[0][0].leaf:
+                output = gradients.wire_one(output, *asked[0], frame.received)
+            elif asked:
                 path = asked[0][1].station.path
                 ears = gradients.ears_for(output, asked)
                 output = gradients.wire_outputs(output, ears, frame.received, path)
         return None if output is before else output
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
+    """Note the version of each tensor that comes in and may have a gradient."""
+    found = {}
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                found[id(value)] = value._version
+        elif value is not None:
+            for _, tensor in _trees.leaves(value):
+                if tensor.requires_grad:
+                    found[id(tensor)] = tensor._version
+    return found
 
 
 def _may_be_wired(

@@ -196,9 +196,7 @@ class LazyStart(Listener):
     __slots__ = ("follower",)
 
     def __init__(self, follower: ParameterListener, station: Station) -> None:
-        super().__init__(
-            follower.session, station, "input", values=True, gradients=False, stage=0
-        )
+        super().__init__(follower.session, station, "input", values=True, gradients=False, stage=0)
         self.follower = follower
 
     def on_input(

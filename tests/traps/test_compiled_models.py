@@ -1,0 +1,220 @@
+"""`torch.compile` skips hooks added later, in silence; hookline raises, works, or warns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+import hookline as hl
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Give each test a compiler that has seen nothing."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+
+
+def _wrapped(model: nn.Sequential) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+def _in_place(model: nn.Sequential) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def _part_wrapped(model: nn.Sequential) -> nn.Module:
+    model[1] = torch.compile(model[1], backend="eager")
+    return model
+
+
+def _part_in_place(model: nn.Sequential) -> nn.Module:
+    model[1].compile(backend="eager")
+    return model
+
+
+COMPILED: dict[str, Callable[[nn.Sequential], nn.Module]] = {
+    "torch.compile(model)": _wrapped,
+    "model.compile()": _in_place,
+    "a compiled part": _part_wrapped,
+    "a part compiled in place": _part_in_place,
+}
+ATTACH: dict[str, Callable[[nn.Module], Any]] = {
+    "capture": lambda model: hl.capture(model, "1.0").__enter__(),
+    "capture all": lambda model: hl.capture(model).__enter__(),
+    "edit": lambda model: hl.edit(model, {"1.0": hl.zero()}),
+    "hook": lambda model: hl.hook(model, "1", lambda value, at: None),
+    "gradient": lambda model: hl.hook(model, "1.0:output.grad", lambda value, at: None),
+    "register": lambda model: hl.register_backward_hook(model, "1", lambda *_: None),
+}
+
+
+def _is_clean(model: nn.Module) -> bool:
+    return not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("attach", ATTACH)
+@pytest.mark.parametrize("kind", COMPILED)
+def test_attaching_to_compiled_modules_is_refused(kind: str, attach: str, has_run: bool) -> None:
+    model = COMPILED[kind](_model())
+    if has_run:
+        model(torch.ones(1, 2))
+    with pytest.raises(hl.UnsupportedModel, match=r"is compiled") as error:
+        ATTACH[attach](model)
+    assert 'torch.compiler.set_stance("force_eager")' in str(error.value)
+    assert _is_clean(model)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_modules_work_while_forced_eager(kind: str, has_run: bool) -> None:
+    plain = _model()
+    model = COMPILED[kind](plain)
+    x = torch.randn(3, 2)
+    expected = model(x).detach() if has_run else None
+    with torch.compiler.set_stance("force_eager"):
+        with hl.capture(model, "0", "1.0", "1.1", grads=True) as got:
+            out = model(x)
+            out.sum().backward()
+        with hl.edit(model, {"1.0": hl.zero()}):
+            assert torch.equal(model(x), torch.zeros(3, 2))
+    assert [one.path for one in got] == ["0", "1.0", "1.1"]  # no `_orig_mod` in any name
+    assert torch.equal(got["1.1"].output, out)
+    torch.testing.assert_close(got["1.0:output.grad"], 1 - out.detach() ** 2)
+    assert expected is None or torch.equal(out, expected)
+    assert _is_clean(model)
+    assert torch.equal(model(x), out)  # compiled again
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_model_compiled_while_attached_raises_or_works(kind: str) -> None:
+    model = _model()
+    x = torch.randn(3, 2)
+    plain = model(x)
+    with hl.edit(model, {"1.0": hl.zero()}), hl.capture(model, "1.0") as got:
+        model(x)
+        compiled = COMPILED[kind](model)
+        try:
+            out = compiled(x)
+        except Exception as error:
+            assert "force_eager" in _whole_text(error)
+        else:
+            assert torch.equal(out, torch.zeros(3, 2))
+            assert len(got.calls) == 2
+    torch._dynamo.reset()
+    assert torch.equal(compiled(x), plain)
+
+
+def _whole_text(error: BaseException) -> str:
+    text = str(error)
+    for more in (error.__cause__, error.__context__):
+        if more is not None:
+            text += _whole_text(more)
+    return text
+
+
+def test_model_compiled_and_run_before_can_be_hooked_once_it_is_not() -> None:
+    model = _model()
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(3, 2)
+    compiled(x)
+    with hl.capture(model, "1.0") as got:  # the original is not compiled
+        out = model(x)
+    assert torch.equal(got["1.0"].output.tanh(), out)
+
+
+def test_compiled_function_that_skips_new_hooks_is_warned_about() -> None:
+    """Compiled before attaching: torch guards on no empty hook dictionary and runs on without."""
+    model = _model()
+    x = torch.randn(3, 2)
+
+    def step(x: Tensor) -> Tensor:
+        return model(x) * 2
+
+    compiled = torch.compile(step, backend="eager")
+    compiled(x)
+    with pytest.warns(hl.HooklineWarning, match=r"1\.0:output: never called"):
+        with hl.capture(model, "1.0") as got:
+            compiled(x)
+    assert "1.0" not in got
+    with pytest.warns(hl.HooklineWarning, match=r"never applied:\n  1\.0:output"):
+        with hl.edit(model, {"1.0": hl.zero()}):
+            compiled(x)
+
+
+def test_compiled_function_that_skips_new_gradient_hooks_is_warned_about() -> None:
+    model = _model()
+    x = torch.randn(3, 2)
+    compiled = torch.compile(lambda x: model(x).sum(), backend="aot_eager")
+    compiled(x).backward()
+    with pytest.warns(hl.HooklineWarning, match=r"1\.0:output"):
+        with hl.capture(model, "1.0", grads=True):
+            compiled(x).backward()
+    with pytest.warns(hl.HooklineWarning, match=r"1\.0:output\.grad: scale"):
+        with hl.edit(model, {"1.0:output.grad": hl.scale(0)}):
+            compiled(x).backward()
+
+
+def test_compiled_function_over_an_attached_model_raises_or_works() -> None:
+    model = _model()
+    x = torch.randn(3, 2)
+    compiled = torch.compile(lambda x: model(x) * 2, backend="eager")
+    with hl.edit(model, {"1.0": hl.zero()}):
+        try:
+            out = compiled(x)
+        except Exception as error:
+            assert "force_eager" in _whole_text(error)
+            model(x)
+        else:
+            assert torch.equal(out, torch.zeros(3, 2))
+    assert torch.equal(compiled(x), model(x) * 2)  # nothing of the edit was compiled in
+
+
+def test_compiled_function_is_watched_while_forced_eager() -> None:
+    model = _model()
+    x = torch.randn(3, 2)
+    compiled = torch.compile(lambda x: model(x) * 2, backend="eager")
+    compiled(x)
+    with torch.compiler.set_stance("force_eager"), hl.capture(model, "1.0") as got:
+        out = compiled(x)
+    assert torch.equal(got["1.0"].output.tanh() * 2, out)
+
+
+def test_global_hook_inside_a_compiled_region_raises_or_works() -> None:
+    model = _model()
+    x = torch.randn(3, 2)
+    compiled = torch.compile(lambda x: model(x) * 2, backend="eager")
+    seen: list[str] = []
+    with hl.hook(None, nn.Tanh, lambda value, at: seen.append(at.path)):
+        try:
+            compiled(x)
+        except Exception as error:
+            assert "force_eager" in _whole_text(error)
+        else:
+            assert seen == ["Tanh"]
+
+
+def test_hooks_leave_the_compiler_without_a_trace() -> None:
+    """After hookline has gone a model compiles into one graph, as if it had never been there."""
+    model = _model()
+    x = torch.randn(3, 2)
+    with hl.capture(model, grads=True):
+        model(x).sum().backward()
+    hl.hook(None, "**", lambda value, at: None).remove()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for _ in range(3):
+        compiled(x)
+    assert counter.frame_count == 1
