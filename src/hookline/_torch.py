@@ -7,10 +7,12 @@ that moves one of them fails there and not in a user's run. Knows nothing of hoo
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
 graph_task_id = torch._C._current_graph_task_id
@@ -66,6 +68,25 @@ def move_forward_hooks_last(module: nn.Module, key: int) -> None:
             hooks[key] = hooks.pop(key)
 
 
+def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
+    """Put a gradient hook on a tensor for good, without the handle that registering makes."""
+    if type(tensor) is not Tensor:
+        tensor.register_hook(hook)
+        return
+    node: Any = tensor.grad_fn  # read first: on a stale view the next line would crash
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        node._register_hook_dict(tensor)
+    key = RemovableHandle.next_id
+    RemovableHandle.next_id = key + 1
+    tensor._backward_hooks[key] = hook
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Apply an autograd function outside `torch.func`, past the checks for being inside."""
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
 def at_end_of_backward(callback: Any) -> None:
     """Run `callback` when the backward pass that is running now ends."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -79,6 +100,11 @@ def unwrap_functorch(tensor: Tensor) -> Tensor:
         if batch_dim > 0:
             tensor = tensor.movedim(batch_dim, 0)
     return tensor
+
+
+def in_forward_mode() -> bool:
+    """Tell whether forward-mode gradients are being computed."""
+    return forward_ad._current_level >= 0
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -100,7 +100,9 @@ def test_capture_of_a_checkpointed_model_is_that_of_the_plain_one(name: str) -> 
 @pytest.mark.parametrize("name", RUNS)
 def test_watching_a_checkpointed_model_changes_no_bit(name: str) -> None:
     plain, _ = _train(RUNS[name], None)
-    watched, _ = _train(RUNS[name], lambda model: hl.capture(model, *SITES, inputs=True, grads=True))
+    watched, _ = _train(
+        RUNS[name], lambda model: hl.capture(model, *SITES, inputs=True, grads=True)
+    )
     for before, after in zip(plain, watched, strict=True):
         assert torch.equal(before, after)
 

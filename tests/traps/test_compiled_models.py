@@ -12,6 +12,12 @@ from torch import Tensor, nn
 
 import hookline as hl
 
+# The compiler's own remarks about what it cannot trace, which a user sees as warnings.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:

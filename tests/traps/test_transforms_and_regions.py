@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
@@ -55,6 +56,11 @@ def test_per_sample_gradients_are_unchanged_and_what_is_kept_is_a_plain_tensor()
     assert got["1:output.grad"].shape == (5, 3)
 
 
+# Torch's own warning, when the first forward-mode gradient of a process is taken.
+no_script_warning = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+
+@no_script_warning
 def test_forward_mode_passes_through_watched_modules() -> None:
     model = _net()
     parameters, x, tangent = _parameters(model), torch.randn(2, 3), torch.randn(2, 3)
@@ -69,6 +75,43 @@ def test_forward_mode_passes_through_watched_modules() -> None:
     torch.testing.assert_close(got["1"].output, torch.tanh(model[0](x)).detach())
 
 
+@no_script_warning
+@pytest.mark.parametrize("where", ["*:input.grad", "*:output.grad", "view:output.grad"])
+def test_dual_numbers_pass_through_watched_gradients(where: str) -> None:
+    """Forward-mode autograd without `torch.func`."""
+    model = nn.Sequential(*_net())
+    model.add_module("view", nn.Flatten(0))
+    x, tangent = torch.randn(2, 3), torch.randn(2, 3)
+
+    def run() -> tuple[Tensor, Tensor]:
+        with forward_ad.dual_level():
+            return tuple(forward_ad.unpack_dual(model(forward_ad.make_dual(x, tangent))))
+
+    expected = run()
+    with hl.hook(model, where, lambda grad, at: None):
+        mine = run()
+    assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
+
+
+@no_script_warning
+@pytest.mark.parametrize("is_functional", [False, True])
+def test_arguments_with_and_without_a_tangent_pass_through_one_tap(is_functional: bool) -> None:
+    model = Model(Calling(lambda m, a, b: a * b), lambda inner, h: inner(h, b=inner.weight * 2))
+    x, tangent = torch.randn(2, 4), torch.randn(2, 4)
+
+    def run() -> tuple[Tensor, ...]:
+        if is_functional:
+            return torch.func.jvp(model, (x,), (tangent,))
+        with forward_ad.dual_level():
+            return tuple(forward_ad.unpack_dual(model(forward_ad.make_dual(x, tangent))))
+
+    expected = run()
+    with hl.register_backward_hook(model, "inner", lambda *a: None):
+        mine = run()
+    assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
+
+
+@no_script_warning
 def test_forward_mode_passes_through_tapped_inputs() -> None:
     model = _net()
     x, tangent = torch.randn(2, 3), torch.randn(2, 3)

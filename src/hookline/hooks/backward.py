@@ -97,7 +97,10 @@ class BackwardListener(Listener):
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not visit.is_recompute:
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            if not visit.is_recompute:
+                visit.record = _State([visit.station.argument_path(args)])
+        elif not visit.is_recompute:
             where = paths(module, args, kwargs)
             visit.record = _State(
                 [
@@ -138,6 +141,23 @@ class BackwardListener(Listener):
             outputs = tuple([_fill(entry, {}) for entry in state.outputs])
         return self._call(visit, "input", task, state.inputs, grads, given, outputs)
 
+    def on_only_gradient(self, visit: Visit, port: str, leaf: Path, grad: Any, task: int) -> Any:
+        state: _State = visit.record
+        layout = state.outputs if port == "output" else state.inputs
+        if layout != [leaf]:
+            return self.on_gradients(visit, port, {leaf: grad}, task)[leaf]
+        if port == "output" and not self.is_pre:
+            state.waiting[task] = (grad,)
+            self._close_later(visit, task)
+            return grad
+        given: tuple[Any, ...] = ((grad,),)
+        if port == "input":
+            outputs = state.waiting.pop(task, None)
+            if outputs is None:
+                outputs = tuple([_fill(entry, {}) for entry in state.outputs])
+            given = ((grad,), outputs)
+        return self._call(visit, port, task, layout, {leaf: grad}, *given)[leaf]
+
     def _call(
         self,
         visit: Visit,
@@ -147,12 +167,16 @@ class BackwardListener(Listener):
         grads: dict[Path, Any],
         *given: Any,
     ) -> dict[Path, Any]:
-        address = f"{visit.station.path}:{port}.grad"
         module = visit.station.module
-        result = observing.run(self.session, visit, address, self.function, module, *given)
+        try:
+            result = self.function(module, *given)
+        except Exception as error:
+            observing.explain(error, self.session, visit, f"{visit.station.path}:{port}.grad")
+            raise
         if result is None:
             return grads
         new = dict(grads)
+        address = f"{visit.station.path}:{port}.grad"
         where = describe(visit, address)
         _read_result(result, layout, given[0], new, where)
         is_edited = any(new[path] is not grad for path, grad in grads.items())
@@ -192,7 +216,8 @@ def _end_of_backward(task: int, waiting: _Waiting) -> None:
     """Call what still waits in the order input gradients come in: what began last comes first."""
     _waiting.pop(task, None)
     executions: list[list[tuple[BackwardListener, Visit]]] = []
-    for listener, visit in sorted(waiting.visits, key=lambda entry: entry[1].record.start):
+    left = [one for one in waiting.visits if task in one[1].record.waiting]
+    for listener, visit in sorted(left, key=lambda entry: entry[1].record.start):
         last = executions[-1][-1] if executions else None
         # Hooks of one execution of a module begin one after the other, and stay in that order.
         if (

@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from hookline import _trees
 from hookline._errors import GradientError
 from hookline._torch import (
     CreationMeta,
+    add_tensor_hook,
+    apply_function,
     creation_meta,
     graph_task_id,
+    in_forward_mode,
     is_functorch_active,
     preserve_version,
 )
@@ -54,12 +57,16 @@ class Tap(Function):
     @staticmethod
     def forward(ctx: Any, relay: Relay, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.relay = relay
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(in_forward_mode())  # forward mode takes no None for a tangent
         return tuple([tensor.detach() for tensor in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return (None, *ctx.relay.deliver(list(grads)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Tensor) -> tuple[Tensor, ...]:
+        return tuple([tangent.view_as(tangent) for tangent in tangents])
 
 
 class _TapOne(Function):
@@ -74,6 +81,10 @@ class _TapOne(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return None, ctx.relay.deliver(grads)[0]
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 class _FunctorchTap(Function):
@@ -95,8 +106,8 @@ class _FunctorchTap(Function):
         return (None, *ctx.relay.deliver(list(grads)))
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Tensor) -> tuple[Tensor, ...]:
-        return tuple([tangent.view_as(tangent) for tangent in tangents])
+    def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple([None if one is None else one.view_as(one) for one in tangents])
 
 
 class _Rebase(Function):
@@ -177,10 +188,7 @@ class RelayOne:
             return grads
         grad = grads[0]
         task = graph_task_id()
-        if listener.is_collective:
-            path = self.path
-            return (listener.on_gradients(visit, self.port, {path: grad}, task)[path],)
-        return (listener.on_gradient(visit, self.port, self.path, grad, task),)
+        return (listener.on_only_gradient(visit, self.port, self.path, grad, task),)
 
 
 def tap_one(tensor: Tensor, path: Path, listener: Listener, visit: Visit) -> Tensor | None:
@@ -198,8 +206,7 @@ def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[in
         return output
     relay = RelayOne("output", (), listener, visit)
     if not _needs_tap(output, received):
-        output.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
-        output.register_hook(relay)
+        add_tensor_hook(output, relay)
         return output
     if not is_functorch_active():
         relay.audits.append(_Audit(output, f"{visit.station.path}:output.grad"))
@@ -211,7 +218,7 @@ def _tap_one(relay: RelayOne, tensor: Tensor) -> Tensor:
     if is_functorch_active():
         (alias,) = _FunctorchTap.apply(relay, tensor)  # type: ignore[no-untyped-call]
     else:
-        alias = _TapOne.apply(relay, tensor)  # type: ignore[no-untyped-call]
+        alias = apply_function(_TapOne, relay, tensor)
     if tensor.__dict__:
         alias.__dict__.update(tensor.__dict__)
     return alias
@@ -304,11 +311,20 @@ def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], li
 class InputTaps:
     """The tapped arguments of one call: originals, aliases, and the version they had."""
 
-    __slots__ = ("aliases", "originals", "versions")
+    __slots__ = ("aliases", "bound", "originals", "path", "versions")
 
-    def __init__(self, originals: list[Tensor], aliases: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self,
+        originals: list[Tensor],
+        aliases: tuple[Tensor, ...],
+        bound: dict[str, Any] | None = None,
+        path: str = "",
+    ) -> None:
         self.originals = originals
         self.aliases = aliases
+        self.bound = bound
+        """All arguments by name, where there are several."""
+        self.path = path
         self.versions = [tensor._version for tensor in originals]
 
     def rebase(self) -> None:
@@ -322,8 +338,34 @@ class InputTaps:
                 raise RuntimeError(
                     "a leaf Variable that requires grad is being used in an in-place operation."
                 )
+            self._refuse_overlap(original)
             with preserve_version(original):
                 _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
+
+    def _refuse_overlap(self, changed: Tensor) -> None:
+        """Raise where another argument saw the change, whose alias knows nothing of it."""
+        for leaf, tensor in _trees.leaves(self.bound):
+            if tensor is not changed and _overlap(tensor, changed):
+                raise GradientError(
+                    f"`{self.path}:input{format_leaf(leaf)}` shares memory with another argument, "
+                    "and one of them was changed in place inside the module: their gradients "
+                    "cannot be told apart. Pass a clone() of one of them."
+                )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have an element in common."""
+    if one.layout != torch.strided or other.layout != torch.strided:
+        return False
+    storage = one.untyped_storage()
+    if storage.data_ptr() != other.untyped_storage().data_ptr() or not one.numel():
+        return False
+    if one.element_size() != other.element_size():
+        return True
+    # Slow and exact: columns of one matrix lie between each other without overlapping.
+    marks = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def tap_inputs(
@@ -336,7 +378,7 @@ def tap_inputs(
     relays = _make_relays("input", paths, ears)
     aliases = _tap_through(relays, tensors)
     swaps = {id(tensor): alias for tensor, alias in zip(tensors, aliases, strict=True)}
-    return swaps, InputTaps(tensors, aliases)
+    return swaps, InputTaps(tensors, aliases, bound, ears[0][1].station.path)
 
 
 def wire_outputs(
@@ -358,8 +400,7 @@ def wire_outputs(
             tapped.append(tensor)
             tapped_paths.append(places)
         else:
-            tensor.grad_fn  # noqa: B018  a stale view would crash in register_hook otherwise
-            tensor.register_hook(Relay("output", [places], ears))
+            add_tensor_hook(tensor, Relay("output", [places], ears))
     if tapped:
         relays = _make_relays("output", tapped_paths, ears)
         if not is_functorch_active():
@@ -372,7 +413,7 @@ def wire_outputs(
 
 
 def _needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
-    if tensor.is_leaf or isinstance(tensor, nn.Parameter):
+    if tensor.is_leaf:
         return True
     if tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE:
         return True

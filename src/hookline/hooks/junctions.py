@@ -27,7 +27,7 @@ from hookline._torch import (
     remove_forward_hooks,
 )
 from hookline.hooks import gradients
-from hookline.hooks.arguments import bind, paths, unbind
+from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.visits import Listener, Station, Visit
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ class Junction:
         if len(asked) == 1 and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
             listener, visit = asked[0]
             if not listener.leaf:
-                alias = gradients.tap_one(args[0], paths(module, args, kwargs)[0], listener, visit)
+                path = visit.station.argument_path(args)
+                alias = gradients.tap_one(args[0], path, listener, visit)
                 if alias is None:
                     return args, kwargs
                 frame.taps = gradients.InputTaps([args[0]], (alias,))

@@ -27,11 +27,16 @@ def run(
     try:
         return function(*args)
     except Exception as error:
-        error.add_note(
-            f"in a hook of {session.purpose} at {describe(visit, address)}; the hook was removed"
-        )
-        session.close()
+        explain(error, session, visit, address)
         raise
+
+
+def explain(error: Exception, session: Session, visit: Visit, address: str) -> None:
+    """Note on a user's error where it came up, and take the hook away."""
+    error.add_note(
+        f"in a hook of {session.purpose} at {describe(visit, address)}; the hook was removed"
+    )
+    session.close()
 
 
 def observe(

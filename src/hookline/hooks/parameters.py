@@ -111,6 +111,8 @@ class ParameterListener:
         parameter = self._current()
         if parameter is None or not self.site.is_grad or not parameter.requires_grad:
             return
+        if not parameter.is_leaf:  # FSDP1 shows views of its flat parameter, which takes the grad
+            return
         self._parameter = parameter
         self._handle = parameter.register_post_accumulate_grad_hook(self._accumulated)
         hooks = self._handle.hooks_dict_ref()

@@ -10,7 +10,7 @@ from torch import nn
 from hookline._trees import Path
 from hookline.addresses import format_leaf
 from hookline.addresses.pattern import escape
-from hookline.hooks.arguments import bind
+from hookline.hooks.arguments import bind, paths
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -79,19 +79,26 @@ class Call:
 class Station:
     """One module as one session sees it: all its names, and how often it ran."""
 
-    __slots__ = ("__weakref__", "is_root", "junction", "module", "names", "runs")
+    __slots__ = ("__weakref__", "_argument", "is_root", "junction", "module", "names", "runs")
 
     def __init__(self, names: tuple[str, ...], module: nn.Module, is_root: bool) -> None:
         self.names = names
         self.module = module
         self.is_root = is_root
         self.runs = 0
+        self._argument: Path | None = None
         self.junction: Junction | None = None
         """The junction that serves only this station, ready to be put on the module."""
 
     @property
     def path(self) -> str:
         return self.names[0]
+
+    def argument_path(self, args: tuple[Any, ...]) -> Path:
+        """Give where the only argument of a call stands among the named ones."""
+        if self._argument is None:
+            self._argument = paths(self.module, args, {})[0]
+        return self._argument
 
 
 class Visit:
@@ -269,6 +276,13 @@ class Listener:
     ) -> dict[Path, Any]:
         """Receive all gradients of a port together; only where `is_collective`."""
         return grads
+
+    def on_only_gradient(self, visit: Visit, port: str, leaf: Path, grad: Any, task: int) -> Any:
+        """Receive the gradient of a port that has one tensor and no other listener."""
+        grad = self.on_gradient(visit, port, leaf, grad, task)
+        if self.is_collective:
+            grad = self.on_gradients(visit, port, {leaf: grad}, task)[leaf]
+        return grad
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         """Learn why a tensor of the port can have no gradient in this visit."""
