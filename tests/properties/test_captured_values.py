@@ -24,7 +24,8 @@ Seen = dict[Place, list[Tensor | None]]
 def probe(spec: Spec, port: str, plain: Run) -> Seen | None:
     """Give the gradients at a port of every visit; None where adding zeros changes the model.
 
-    It does where an alias is changed in place: the sum is no alias.
+    It does where an alias is changed in place: the sum is no alias. An argument that is changed in
+    place is left out for the same reason: the caller's other uses of it count from then on.
     """
     probed = run_probed(spec, port)
     if probed.error is not None or not all(map(same_bits, probed.output, plain.output)):
@@ -34,6 +35,7 @@ def probe(spec: Spec, port: str, plain: Run) -> Seen | None:
     return {
         place: [None if one is None else one.grad for one in probes]
         for place, probes in probed.probes.items()
+        if place not in plain.changed_inputs
     }
 
 

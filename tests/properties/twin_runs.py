@@ -39,6 +39,8 @@ class Run:
     """Whether a module hands back an input or a parameter, so that its gradient is a part of it."""
     changed_alias: bool = False
     """Whether what a module returned as a view or an unchanged input was changed in place."""
+    changed_inputs: set[Place] = field(default_factory=set)
+    """The visits whose arguments were changed in place, by the module itself or later."""
     values: dict[Place, list[Tensor | None]] = field(default_factory=dict)
     probes: dict[Place, list[Tensor | None]] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ def run(
     *,
     prepare: Callable[[Run], None] | None = None,
     checkpoints: bool = True,
+    more: list[Tensor] | None = None,
 ) -> Run:
     """Build the model, run it forward and backward inside `watch`, and keep everything."""
     done = Run()
@@ -103,7 +106,7 @@ def run(
             with watch(model) if watch is not None else nullcontext() as done.got:
                 output = model(x, gain=gain)
                 done.output = [leaf.detach().clone() for leaf in flatten(output) if leaf is not None]
-                loss = make_loss(output)
+                loss = torch.stack([make_loss(output), *(more or [])]).sum()
                 if loss.requires_grad:
                     loss.backward()
         except (RuntimeError, ValueError, TypeError) as error:
@@ -121,19 +124,41 @@ def is_recompute() -> bool:
 def run_plain(spec: Spec) -> Run:
     """Run under torch's own hooks that copy every value, and look for outputs that are aliases."""
     aliases: list[tuple[Tensor, int]] = []
+    inputs: list[tuple[Place, Tensor, int]] = []
 
     def prepare(done: Run) -> None:
         assert done.model is not None
         for name, module in done.model.named_modules():
-            _copy_values(done, name, module, aliases)
+            _copy_values(done, name, module, aliases, inputs)
 
     done = run(spec, prepare=prepare)
     done.changed_alias = any(alias._version != version for alias, version in aliases)
+    done.changed_inputs = {place for place, one, version in inputs if one._version != version}
     return done
 
 
+def run_touched(spec: Spec) -> Run:
+    """Run with every output of every module in the loss, times zero: backward runs behind all."""
+    zeros: list[Tensor] = []
+
+    def touch(module: nn.Module, args: Any, output: Any) -> None:
+        if not is_recompute():
+            zeros.extend(t.sum() * 0 for t in flatten(output) if t is not None and t.requires_grad)
+
+    def prepare(done: Run) -> None:
+        assert done.model is not None
+        for module in done.model.modules():
+            module.register_forward_hook(touch)
+
+    return run(spec, prepare=prepare, more=zeros)
+
+
 def _copy_values(
-    done: Run, name: str, module: nn.Module, aliases: list[tuple[Tensor, int]]
+    done: Run,
+    name: str,
+    module: nn.Module,
+    aliases: list[tuple[Tensor, int]],
+    inputs: list[tuple[Place, Tensor, int]],
 ) -> None:
     visits = iter(range(1000))
     received: list[dict[int, int]] = []
@@ -145,7 +170,9 @@ def _copy_values(
         leaves = flatten((args, kwargs))
         received.append({id(t): t._version for t in leaves if t is not None})
         if not is_recompute():
-            done.values[name, next(visits), "input"] = copies((args, kwargs))
+            place = (name, next(visits), "input")
+            done.values[place] = copies((args, kwargs))
+            inputs.extend((place, t, t._version) for t in leaves if t is not None)
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         came = received.pop()

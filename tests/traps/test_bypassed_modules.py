@@ -66,9 +66,11 @@ def test_edit_of_a_module_that_was_not_called_is_warned_about(name: str) -> None
     model = Direct()
     x = torch.ones(1, 2)
     expected = model(x)
-    with pytest.warns(hl.HooklineWarning, match=rf"never applied:\n  {name}:output: zero\(\): "):
-        with hl.edit(model, {name: hl.zero()}):
-            out = model(x)
+    with (
+        pytest.warns(hl.HooklineWarning, match=rf"never applied:\n  {name}:output: zero\(\): "),
+        hl.edit(model, {name: hl.zero()}),
+    ):
+        out = model(x)
     assert torch.equal(out, expected)
 
 
@@ -84,10 +86,13 @@ def test_attention_output_projection_is_named_as_bypassed() -> None:
     model = nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True))
     attention = model[0]
     x = torch.randn(1, 3, 8, requires_grad=True)
-    with pytest.warns(hl.HooklineWarning, match=r"0\.out_proj:output: bypassed: .*never calls it"):
-        with hl.capture(model, "0.out_proj", "0:output[0]", grads=True) as got:
-            out = attention(x, x, x)[0]
-            out.sum().backward()
+    told = pytest.warns(hl.HooklineWarning, match=r"0\.out_proj:output: bypassed: .*never calls it")
+    with (
+        told,
+        hl.capture(model, "0.out_proj", "0:output[0]", grads=True) as got,
+    ):
+        out = attention(x, x, x)[0]
+        out.sum().backward()
     assert torch.equal(got["0:output[0]"], out)
     assert torch.equal(got["0:output[0].grad"], torch.ones(1, 3, 8))
     assert _outcomes(got)["0.out_proj:output"][0] == "bypassed"
@@ -98,9 +103,11 @@ def test_fused_transformer_layer_runs_in_parts_and_that_is_said() -> None:
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         plain = layer(x)
-        with pytest.warns(hl.HooklineWarning, match="fused kernel of the root"):
-            with hl.capture(layer, "linear1") as got:
-                watched = layer(x)
+        with (
+            pytest.warns(hl.HooklineWarning, match="fused kernel of the root"),
+            hl.capture(layer, "linear1") as got,
+        ):
+            watched = layer(x)
         hidden = layer.linear1(layer.norm1(x + layer.self_attn(x, x, x)[0]))
     torch.testing.assert_close(watched, plain)
     torch.testing.assert_close(got["linear1"].output, hidden)
@@ -116,7 +123,8 @@ def test_transformer_layer_that_torch_would_not_fuse_is_not_warned_about() -> No
 def test_module_swapped_before_the_call_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     swapped = r"0:output: never called: it was replaced after attaching: a `Bilinear` is there"
-    with pytest.warns(hl.HooklineWarning, match=swapped), hl.capture(model, "*") as got:
+    told = pytest.warns(hl.HooklineWarning, match=swapped)
+    with told, hl.capture(model, "*") as got:
         model[0] = nn.Bilinear(2, 2, 2)
         model[0].forward = lambda x: x  # type: ignore[method-assign, assignment]
         model(torch.ones(1, 2))
@@ -127,11 +135,14 @@ def test_module_swapped_before_the_call_is_named() -> None:
 def test_module_swapped_between_calls_is_warned_about() -> None:
     """The old module did run once, so the site has a value; the second call has none."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with pytest.warns(hl.HooklineWarning, match="`0` was replaced or removed after attaching"):
-        with hl.capture(model, "*") as got:
-            model(torch.ones(1, 2))
-            model[0] = nn.Linear(2, 2)
-            model(torch.ones(1, 2))
+    told = pytest.warns(hl.HooklineWarning, match="`0` was replaced or removed after attaching")
+    with (
+        told,
+        hl.capture(model, "*") as got,
+    ):
+        model(torch.ones(1, 2))
+        model[0] = nn.Linear(2, 2)
+        model(torch.ones(1, 2))
     assert got.calls[0]["0"].output.shape == (1, 2)
     with pytest.raises(hl.NotCaptured):
         got.calls[1]["0"]
@@ -139,11 +150,14 @@ def test_module_swapped_between_calls_is_warned_about() -> None:
 
 def test_edited_module_swapped_between_calls_is_warned_about() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    with pytest.warns(hl.HooklineWarning, match="`0` was replaced or removed after attaching"):
-        with hl.edit(model, {"0": hl.zero()}):
-            assert torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 2))
-            model[0] = nn.Linear(2, 2)
-            assert not torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 2))
+    told = pytest.warns(hl.HooklineWarning, match="`0` was replaced or removed after attaching")
+    with (
+        told,
+        hl.edit(model, {"0": hl.zero()}),
+    ):
+        assert torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 2))
+        model[0] = nn.Linear(2, 2)
+        assert not torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 2))
 
 
 def test_module_wrapped_while_attached_is_still_the_same_site() -> None:
@@ -159,7 +173,8 @@ def test_module_wrapped_while_attached_is_still_the_same_site() -> None:
 def test_module_swapped_by_another_keeps_no_hooks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     old = model[0]
-    with pytest.warns(hl.HooklineWarning), hl.edit(model, {"0": hl.zero()}):
+    told = pytest.warns(hl.HooklineWarning)
+    with told, hl.edit(model, {"0": hl.zero()}):
         model[0] = nn.Linear(2, 2)
         model(torch.ones(1, 2))
     for module in (old, *model.modules()):
@@ -180,9 +195,11 @@ def _call_method(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def test_root_run_through_forward_still_captures_its_children() -> None:
     """`model.forward(x)` skips the root's hooks and no one else's."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with pytest.warns(hl.HooklineWarning, match=r":output: never called: only modules below it"):
-        with hl.capture(model, "", "*") as got:
-            out = _call_method(model)(torch.ones(1, 2))
+    with (
+        pytest.warns(hl.HooklineWarning, match=r":output: never called: only modules below it"),
+        hl.capture(model, "", "*") as got,
+    ):
+        out = _call_method(model)(torch.ones(1, 2))
     assert torch.equal(got["1"].output, out)
     assert got["0"].call == got["1"].call
 

@@ -106,7 +106,10 @@ def test_recursive_root_is_one_call_with_a_visit_for_each_level() -> None:
     assert len(got.calls) == 2
     seen = [(one.call, one.visit, one.inputs["depth"], one.output.item()) for one in got]
     # x=1 goes in at depth 2, 2 at depth 1, 4 at depth 0; each way out adds one.
-    assert sorted(seen) == [(0, 0, 2, 6.0), (0, 1, 1, 5.0), (0, 2, 0, 4.0)] + [
+    assert sorted(seen) == [
+        (0, 0, 2, 6.0),
+        (0, 1, 1, 5.0),
+        (0, 2, 0, 4.0),
         (1, 0, 1, 3.0),
         (1, 1, 0, 2.0),
     ]

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from tricky_modules import Calling, FrozenOut, Named, Out, Pair
 
 import hookline as hl
-
-from tricky_modules import Calling, FrozenOut, Named, Out, Pair
 
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], str]] = {
     "tensor": (lambda t: t, lambda o: o, ""),

@@ -146,15 +146,17 @@ def test_state_dict_is_the_same_while_attached() -> None:
     model = _model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     same = hl.skip(lambda at: at.inputs["input"])
-    with hl.edit(model, {"0": hl.scale(2), "1": same}):
-        with hl.capture(model, "**", params=True, grads=True):
-            model(torch.ones(1, 2)).sum().backward()
-            during = model.state_dict()
-            assert list(during) == list(before)
-            assert list(during._metadata) == list(model.state_dict()._metadata)
-            for name, value in before.items():
-                assert torch.equal(during[name], value)
-            model.load_state_dict(before)
+    with (
+        hl.edit(model, {"0": hl.scale(2), "1": same}),
+        hl.capture(model, "**", params=True, grads=True),
+    ):
+        model(torch.ones(1, 2)).sum().backward()
+        during = model.state_dict()
+        assert list(during) == list(before)
+        assert list(during._metadata) == list(model.state_dict()._metadata)
+        for name, value in before.items():
+            assert torch.equal(during[name], value)
+        model.load_state_dict(before)
 
 
 def test_state_dict_hooks_are_not_used() -> None:

@@ -79,12 +79,18 @@ def test_other_sessions_go_on_after_an_error_in_one() -> None:
 
 def test_error_in_a_captured_block_closes_the_capture_and_keeps_what_was_there() -> None:
     model = _net()
-    got = None
-    with pytest.raises(ZeroDivisionError), hl.capture(model, "0", grads=True) as got:
-        model(torch.ones(1, 2))
-        _fail()
-    assert got is not None
-    assert got["0"].output.shape == (1, 2)
+    capture = hl.capture(model, "0", grads=True)
+    results: list[hl.Captured] = []
+
+    def run() -> None:
+        with capture as got:
+            results.append(got)
+            model(torch.ones(1, 2))
+            _fail()
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert results[0]["0"].output.shape == (1, 2)
     assert not any(one._forward_hooks for one in model.modules())
 
 

@@ -86,11 +86,12 @@ def test_gradient_edit_under_func_grad_is_applied() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated.*:DeprecationWarning")
-def test_forward_mode_passes_through_a_gradient_capture() -> None:
+def test_forward_mode_passes_through_captures_and_gradient_hooks() -> None:
     model = _model()
     x, tangent = torch.randn(2), torch.randn(2)
     expected = jvp(model, (x,), (tangent,))
-    with hl.capture(model, "**", inputs=True) as got:
+    taps = hl.hook(model, ["**:input.grad", "**:output.grad"], lambda value, at: None)
+    with taps, hl.capture(model, "**", inputs=True) as got:
         found = jvp(model, (x,), (tangent,))
     for before, after in zip(expected, found, strict=True):
         assert torch.equal(before, after)

@@ -52,44 +52,55 @@ def test_observer_that_writes_into_the_value_raises_and_is_removed() -> None:
 
 def test_edit_that_returns_none_raises() -> None:
     model = nn.Sequential(nn.Identity())
-    with pytest.raises(hl.EditError, match="returned None"):
-        with hl.edit(model, {"0": lambda value, at: None}):
-            model(torch.ones(1))
+    with (
+        pytest.raises(hl.EditError, match="returned None"),
+        hl.edit(model, {"0": lambda value, at: None}),
+    ):
+        model(torch.ones(1))
     assert _is_clean(model)
 
 
 def test_edits_that_an_error_removed_are_named_even_if_the_error_was_caught() -> None:
     model = nn.Sequential(nn.Identity(), nn.Identity())
     removed = r"1:output: zero\(\): an error in a hook removed all edits before"
-    with pytest.warns(hl.HooklineWarning, match=removed):
-        with hl.edit(model, {"0": lambda value, at: None, "1": hl.zero()}):
-            with pytest.raises(hl.EditError, match="returned None"):
-                model(torch.ones(1))
-            assert model(torch.ones(1)).item() == 1.0
+    told = pytest.warns(hl.HooklineWarning, match=removed)
+    with (
+        told,
+        hl.edit(model, {"0": lambda value, at: None, "1": hl.zero()}),
+    ):
+        with pytest.raises(hl.EditError, match="returned None"):
+            model(torch.ones(1))
+        assert model(torch.ones(1)).item() == 1.0
 
 
 @pytest.mark.parametrize("bad", [False, [1], torch.ones(3), torch.ones(1, dtype=torch.int64)])
 def test_edit_that_returns_something_else_raises(bad: Any) -> None:
     model = nn.Sequential(nn.Identity())
-    with pytest.raises(hl.EditError, match="`0:output`, call 0, visit 0"):
-        with hl.edit(model, {"0": lambda value, at: bad}):
-            model(torch.ones(1))
+    with (
+        pytest.raises(hl.EditError, match="`0:output`, call 0, visit 0"),
+        hl.edit(model, {"0": lambda value, at: bad}),
+    ):
+        model(torch.ones(1))
     assert _is_clean(model)
 
 
 def test_pre_hook_returning_a_list_raises_instead_of_guessing() -> None:
     model = nn.Sequential(Anything())
-    with hl.register_forward_pre_hook(model, "0", lambda module, args: [7, 8]):
-        with pytest.raises(hl.EditError, match="may mean one argument or several"):
-            model[0](1)
+    with (
+        hl.register_forward_pre_hook(model, "0", lambda module, args: [7, 8]),
+        pytest.raises(hl.EditError, match="may mean one argument or several"),
+    ):
+        model[0](1)
 
 
 @pytest.mark.parametrize("bad", [(7, 8), (7,), 7, [[7], {}]])
 def test_pre_hook_with_kwargs_returning_anything_but_args_and_kwargs_raises(bad: Any) -> None:
     model = nn.Sequential(Anything())
-    with hl.register_forward_pre_hook(model, "0", lambda m, a, k: bad, with_kwargs=True):
-        with pytest.raises(hl.EditError, match=r"Return \(args, kwargs\)"):
-            model[0](1)
+    with (
+        hl.register_forward_pre_hook(model, "0", lambda m, a, k: bad, with_kwargs=True),
+        pytest.raises(hl.EditError, match=r"Return \(args, kwargs\)"),
+    ):
+        model[0](1)
 
 
 def test_pre_hook_returning_args_and_kwargs_is_heard() -> None:

@@ -7,10 +7,9 @@ import contextlib
 import pytest
 import torch
 from torch import Tensor
+from tricky_modules import CASES, make, results
 
 import hookline as hl
-
-from tricky_modules import CASES, make, results
 
 UNUSED_INPUT = ("returns its parameter", "input unused")
 

@@ -98,7 +98,7 @@ def test_input_written_by_its_own_module_raises_when_read() -> None:
     model = Residual()
     with hl.capture(model, ":input", ":output") as got, torch.no_grad():
         model(torch.ones(1, 2))
-    with pytest.raises(hl.Overwritten, match="`:input.x`"):
+    with pytest.raises(hl.Overwritten, match=r"`:input\.x`"):
         got[":input.x"]
     assert got[":output"].tolist() == [[3.0, 3.0]]
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from tricky_modules import Calling
 
 import hookline as hl
-
-from tricky_modules import Calling
 
 
 def _cube() -> tuple[nn.Module, Tensor]:

@@ -142,9 +142,12 @@ def test_gradient_edit_and_gradient_capture_in_either_order() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     x = torch.ones(1, 2)
     edits = {"0:output.grad": hl.scale(10)}
-    with hl.capture(model, "0", grads=True) as outer, hl.edit(model, edits):
-        with hl.capture(model, "0", grads=True) as inner:
-            model(x).sum().backward()
+    with (
+        hl.capture(model, "0", grads=True) as outer,
+        hl.edit(model, edits),
+        hl.capture(model, "0", grads=True) as inner,
+    ):
+        model(x).sum().backward()
     expected = 10 * model[1].weight.sum(0, keepdim=True)
     torch.testing.assert_close(outer["0:output.grad"], expected)
     assert torch.equal(inner["0:output.grad"], outer["0:output.grad"])
@@ -229,9 +232,11 @@ def test_edits_of_two_sessions_compose_in_the_order_they_were_attached() -> None
 def test_skip_inside_a_capture_shows_the_value_given() -> None:
     model = Nested()
     x = torch.ones(1, 2)
-    with hl.edit(model, {"part": hl.skip(lambda at: at.inputs["input"])}):
-        with hl.capture(model, "part", "stem") as got:
-            out = model(x)
+    with (
+        hl.edit(model, {"part": hl.skip(lambda at: at.inputs["input"])}),
+        hl.capture(model, "part", "stem") as got,
+    ):
+        out = model(x)
     assert torch.equal(out, model.stem(x))
     assert torch.equal(got["part", 1].output, out)
     assert "forward" not in vars(model.part)

@@ -63,9 +63,12 @@ def test_observing_under_autocast_is_bit_identical() -> None:
 
 def test_edit_under_autocast_runs_in_autocast_and_keeps_the_type() -> None:
     model = _model()
-    with torch.autocast("cpu", torch.bfloat16):
-        with hl.edit(model, {"0": hl.add(torch.ones(3))}), hl.capture(model, "0") as got:
-            model(torch.zeros(1, 2))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        hl.edit(model, {"0": hl.add(torch.ones(3))}),
+        hl.capture(model, "0") as got,
+    ):
+        model(torch.zeros(1, 2))
     assert got["0"].output.dtype is torch.bfloat16
     torch.testing.assert_close(
         got["0"].output, (model[0].bias + 1)[None].bfloat16(), atol=1e-2, rtol=1e-2
@@ -184,10 +187,13 @@ def test_saved_tensor_hooks_of_the_user_see_the_same_tensors() -> None:
 
 def test_graph_dropped_without_backward_frees_what_was_watched() -> None:
     model = _model()
-    with pytest.warns(hl.HooklineWarning, match="no backward ran"):
-        with hl.capture(model, "**", grads=True) as got:
-            x = torch.ones(1, 2, requires_grad=True)
-            out = model(x)
+    told = pytest.warns(hl.HooklineWarning, match="no backward ran")
+    with (
+        told,
+        hl.capture(model, "**", grads=True) as got,
+    ):
+        x = torch.ones(1, 2, requires_grad=True)
+        out = model(x)
     held = [weakref.ref(one.output) for one in got]
     leaf = weakref.ref(x)  # held by the graph
     del x

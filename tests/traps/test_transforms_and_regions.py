@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
+from tricky_modules import Calling, Model
 
 import hookline as hl
-
-from tricky_modules import Calling, Model
+from hookline._torch import in_forward_mode
 
 
 def _net() -> nn.Sequential:
@@ -177,9 +177,7 @@ def test_checkpointed_module_that_returns_a_view(reentrant: bool) -> None:
         model(x).sum().backward()
     torch.testing.assert_close(x.grad, expected)
     assert len(got["inner"].grads()) == 1
-    torch.testing.assert_close(
-        got["inner:output.grad"], 2 * (got["inner"].output > 0).float()
-    )
+    torch.testing.assert_close(got["inner:output.grad"], 2 * (got["inner"].output > 0).float())
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -260,3 +258,15 @@ def test_saved_tensor_hooks_of_the_user_stay_in_effect() -> None:
     expected = count()
     with hl.capture(model, "**", inputs=True, grads="all"):
         assert count() == expected
+
+
+@no_script_warning
+def test_forward_mode_is_known_only_inside_a_level() -> None:
+    assert not in_forward_mode()
+    with forward_ad.dual_level():
+        assert in_forward_mode()
+    assert not in_forward_mode()
+    seen: list[bool] = []
+    one = (torch.ones(1),)
+    torch.func.jvp(lambda x: seen.append(in_forward_mode()) or x * 2, one, one)
+    assert seen == [True]

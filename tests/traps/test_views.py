@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from tricky_modules import Calling
 
 import hookline as hl
-
-from tricky_modules import Calling
 
 
 def test_tensor_hook_belongs_to_the_value_it_was_put_on() -> None:

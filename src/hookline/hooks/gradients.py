@@ -173,7 +173,7 @@ class RelayOne:
         self.path = path
         self.listener = listener
         self.visit = visit
-        self.audits: list[_Audit] = []
+        self.audits: Sequence[_Audit] = ()
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Serve as a tensor hook."""
@@ -181,8 +181,9 @@ class RelayOne:
         return None if new is grad else new
 
     def deliver(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        for audit in self.audits:
-            audit.check()
+        if self.audits:
+            for audit in self.audits:
+                audit.check()
         listener, visit = self.listener, self.visit
         if visit.call.epoch is not listener.session.epoch:
             return grads
@@ -209,7 +210,7 @@ def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[in
         add_tensor_hook(output, relay)
         return output
     if not is_functorch_active():
-        relay.audits.append(_Audit(output, f"{visit.station.path}:output.grad"))
+        relay.audits = (_Audit(output, f"{visit.station.path}:output.grad"),)
     return _tap_one(relay, output)
 
 
@@ -332,15 +333,10 @@ class InputTaps:
         for original, alias, version in zip(
             self.originals, self.aliases, self.versions, strict=True
         ):
-            if original._version == version:
-                continue
-            if original.is_leaf:
-                raise RuntimeError(
-                    "a leaf Variable that requires grad is being used in an in-place operation."
-                )
-            self._refuse_overlap(original)
-            with preserve_version(original):
-                _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
+            if original._version != version:
+                if not original.is_leaf:
+                    self._refuse_overlap(original)
+                rebase(original, alias)
 
     def _refuse_overlap(self, changed: Tensor) -> None:
         """Raise where another argument saw the change, whose alias knows nothing of it."""
@@ -351,6 +347,16 @@ class InputTaps:
                     "and one of them was changed in place inside the module: their gradients "
                     "cannot be told apart. Pass a clone() of one of them."
                 )
+
+
+def rebase(original: Tensor, alias: Tensor) -> None:
+    """Give a tensor that was changed in place through its alias the alias's history."""
+    if original.is_leaf:
+        raise RuntimeError(
+            "a leaf Variable that requires grad is being used in an in-place operation."
+        )
+    with preserve_version(original):
+        _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

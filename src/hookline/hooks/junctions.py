@@ -64,11 +64,13 @@ _NOTHING = _Plan([], [])
 class _Frame:
     """One execution of a module that is under way."""
 
-    __slots__ = ("exception", "received", "taps", "visits")
+    __slots__ = ("exception", "received", "tap", "taps", "visits")
 
     def __init__(self) -> None:
         self.visits: dict[Session, Visit] = {}
         self.exception = sys.exc_info()[1]
+        self.tap: tuple[Tensor, Tensor, int] | None = None
+        """The only argument, its alias, and the version it had."""
         self.taps: gradients.InputTaps | None = None
         self.received: dict[int, int] = {}
 
@@ -190,7 +192,7 @@ class Junction:
                 alias = gradients.tap_one(args[0], path, listener, visit)
                 if alias is None:
                     return args, kwargs
-                frame.taps = gradients.InputTaps([args[0]], (alias,))
+                frame.tap = (args[0], alias, alias._version)
                 return (alias,), kwargs
         bound = bind(module, args, kwargs)
         swaps, frame.taps = gradients.tap_inputs(bound, gradients.ears_for(bound, asked))
@@ -212,7 +214,11 @@ class Junction:
         for session, visit in visits.items():
             if visit.station.is_root:
                 session.end_root(visit)
-        if frame.taps is not None:
+        if frame.tap is not None:
+            original, alias, version = frame.tap
+            if original._version != version:
+                gradients.rebase(original, alias)
+        elif frame.taps is not None:
             frame.taps.rebase()
         if output is None and sys.exc_info()[1] is not frame.exception:
             return None
@@ -235,6 +241,8 @@ class Junction:
 
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
     """Note the version of each tensor that comes in and may have a gradient."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return {id(args[0]): args[0]._version} if args[0].requires_grad else {}
     found = {}
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -253,8 +261,9 @@ def _may_be_wired(
     """List who can be promised gradients in this execution, with the visit they belong to."""
     asked = []
     enabled = torch.is_grad_enabled()
+    visits = frame.visits
     for listener in listeners:
-        visit = frame.visits.get(listener.session)
+        visit = visits.get(listener.session)
         if visit is None or not listener.session.is_open:
             continue
         if visit.is_recompute:

@@ -1,0 +1,89 @@
+"""An edit that changes nothing changes nothing: random models run the same to the bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from random_models import Spec, models
+from random_modules import Scale
+from torch import nn
+from twin_runs import assert_no_trace, assert_same_run, run, run_plain
+
+import hookline as hl
+
+# What these return is new, so nothing else changes with it.
+FRESH = (nn.Linear, nn.LayerNorm, nn.GELU, Scale)
+
+
+def test_edits_that_return_the_value_leave_every_bit_as_it_is() -> None:
+    @settings(max_examples=60)
+    @given(models())
+    def every_model(spec: Spec) -> None:
+        def watch(model: nn.Module) -> Any:
+            same = {"**": lambda value, at: value, "**:input": lambda value, at: hl.KEEP}
+            return hl.edit(model, same)
+
+        plain = run_plain(spec)
+        watched = run(spec, watch)
+        if plain.error is None:
+            assert_same_run(watched, plain)
+            assert_no_trace(watched, plain)
+        else:
+            assert type(watched.error) is type(plain.error)
+
+    every_model()
+
+
+def test_scaling_new_values_by_one_leaves_every_bit_as_it_is() -> None:
+    """Checkpoints stay: the edit is made again while they are computed again."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=60)
+    @given(models())
+    def every_model(spec: Spec) -> None:
+        plain = run_plain(spec)
+        if plain.error is not None:
+            return
+        assert plain.model is not None
+        called = {name for name, _, _ in plain.values}
+        names = [
+            name
+            for name, module in plain.model.named_modules()
+            if isinstance(module, FRESH) and name in called
+        ]
+        watched = run(spec, lambda model: hl.edit(model, dict.fromkeys(names, hl.scale(1.0))))
+        assert_same_run(watched, plain)
+        del watched.got
+        seen["edited"] += len(names)
+
+    every_model()
+    assert seen["edited"] > 100, seen
+
+
+def test_captures_beside_identity_edits_see_the_same_values() -> None:
+    @settings(max_examples=40)
+    @given(models())
+    def every_model(spec: Spec) -> None:
+        plain = run_plain(spec)
+        if plain.error is not None:
+            return
+        captured: dict[str, Any] = {}
+
+        def watch(model: nn.Module) -> Any:
+            handle = hl.edit(model, {"**": lambda value, at: value})
+            captured["capture"] = hl.capture(model, "**", clone=True)
+            captured["got"] = captured["capture"].__enter__()
+            return handle
+
+        watched = run(spec, watch)
+        captured["capture"].__exit__(RuntimeError, None, None)
+        assert_same_run(watched, plain)
+        for visit in captured["got"]:
+            output = visit.output
+            if isinstance(output, torch.Tensor):
+                assert output.equal(plain.values[visit.path, visit.visit, "output"][0])
+
+    every_model()
