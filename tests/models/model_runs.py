@@ -66,9 +66,7 @@ def plain_hooks(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
 
         return hook
 
-    handles = [
-        module.register_forward_hook(keep(name)) for name, module in model.named_modules()
-    ]
+    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     yield seen
     for handle in handles:
         handle.remove()

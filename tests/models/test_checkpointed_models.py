@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from model_runs import assert_same_run, step
 from tiny_models import EXAMPLES, Example
 
@@ -34,7 +35,11 @@ def test_checkpointing_gives_the_same_captured_values_and_gradients(
     watched = step(example, capture(example))
     assert_same_run(watched, plain)
     found, expected = watched.got.tensors(), without.got.tensors()
+    assert found.keys() >= expected.keys()
     for address, tensor in expected.items():
-        assert address in found, address
-        assert found[address].equal(tensor), address
+        if use_reentrant and ".grad" in address:
+            # Torch itself sums up a region's gradients apart then.
+            torch.testing.assert_close(found[address], tensor, rtol=1e-5, atol=1e-7)
+        else:
+            assert found[address].equal(tensor), address
     example.model.gradient_checkpointing_disable()

@@ -65,7 +65,10 @@ def test_nested_tensor_path_of_a_padded_batch_is_noted() -> None:
         warnings.filterwarnings("ignore", message=".*nested tensors is in prototype")
         with torch.no_grad():
             fused = model(x, src_key_padding_mask=mask)
-    with torch.no_grad(), pytest.warns(hl.HooklineWarning, match="fused kernel"):
-        with hl.capture(model, "layers.*"):
-            watched = model(x, src_key_padding_mask=mask)
+    with (
+        torch.no_grad(),
+        pytest.warns(hl.HooklineWarning, match="fused kernel"),
+        hl.capture(model, "layers.*"),
+    ):
+        watched = model(x, src_key_padding_mask=mask)
     torch.testing.assert_close(watched[~mask], fused[~mask])

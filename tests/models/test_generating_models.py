@@ -110,4 +110,3 @@ def test_edit_of_one_call_changes_generate_from_that_token_on(case: tuple[Any, s
     unchanged = [a.equal(b) for a, b in zip(edited.logits, plain.logits, strict=True)]
     assert unchanged[:2] == [True, True]
     assert not unchanged[2]
-

@@ -50,7 +50,7 @@ def test_captured_outputs_are_what_a_plain_hook_saw(example: Example) -> None:
     with plain_hooks(example.model) as seen:
         step(example)
     got = step(example, hl.capture(example.model, "**", inputs=True, grads=True)).got
-    visits = {name: 0 for name in seen}
+    visits = dict.fromkeys(seen, 0)
     for visit in got:
         assert_same_tensors(tensors_of(visit.output), seen[visit.path][visit.visit])
         visits[visit.path] += 1

@@ -134,9 +134,12 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
         squares,
     ),
     "encoder": lambda: Example(make_encoder(), (numbers(2, 5, 8),), {}, squares),
-    "lstm": lambda: Example(nn.LSTM(4, 6, 2, dropout=0.2), (numbers(5, 3, 4),), {}, lambda out: (
-        squares(out[0]) + squares(out[1][1])
-    )),
+    "lstm": lambda: Example(
+        nn.LSTM(4, 6, 2, dropout=0.2),
+        (numbers(5, 3, 4),),
+        {},
+        lambda out: squares(out[0]) + squares(out[1][1]),
+    ),
     "packed lstm": lambda: Example(Tagger(nn.LSTM), (_packed(),), {}, squares),
     "packed gru": lambda: Example(Tagger(nn.GRU), (_packed(),), {}, squares),
     "attention": lambda: Example(Attention(), (numbers(2, 5, 8).requires_grad_(),), {}, squares),

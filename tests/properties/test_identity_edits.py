@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,9 +56,10 @@ def test_scaling_new_values_by_one_leaves_every_bit_as_it_is() -> None:
             for name, module in plain.model.named_modules()
             if isinstance(module, FRESH) and name in called
         ]
+        if not names:
+            return
         watched = run(spec, lambda model: hl.edit(model, dict.fromkeys(names, hl.scale(1.0))))
         assert_same_run(watched, plain)
-        del watched.got
         seen["edited"] += len(names)
 
     every_model()
@@ -70,18 +73,18 @@ def test_captures_beside_identity_edits_see_the_same_values() -> None:
         plain = run_plain(spec)
         if plain.error is not None:
             return
-        captured: dict[str, Any] = {}
 
-        def watch(model: nn.Module) -> Any:
-            handle = hl.edit(model, {"**": lambda value, at: value})
-            captured["capture"] = hl.capture(model, "**", clone=True)
-            captured["got"] = captured["capture"].__enter__()
-            return handle
+        @contextmanager
+        def watch(model: nn.Module) -> Iterator[hl.Captured]:
+            with (
+                hl.edit(model, {"**": lambda value, at: value}),
+                hl.capture(model, "**", clone=True) as got,
+            ):
+                yield got
 
         watched = run(spec, watch)
-        captured["capture"].__exit__(RuntimeError, None, None)
         assert_same_run(watched, plain)
-        for visit in captured["got"]:
+        for visit in watched.got:
             output = visit.output
             if isinstance(output, torch.Tensor):
                 assert output.equal(plain.values[visit.path, visit.visit, "output"][0])

@@ -76,9 +76,7 @@ def rebuild(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def make_loss(output: Any) -> Tensor:
     tensors = [leaf for leaf in flatten(output) if leaf is not None]
     generator = torch.Generator().manual_seed(3)
-    terms = [
-        (t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in tensors
-    ]
+    terms = [(t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in tensors]
     return torch.stack(terms).sum()
 
 
@@ -100,12 +98,14 @@ def run(
         prepare(done)
     torch.manual_seed(2)
     with warnings.catch_warnings():
-        # A capture says which sites got no gradient; random models have many.
-        warnings.filterwarnings("ignore", message="hookline: not everything was captured")
+        # Sessions say which sites never ran or got no gradient; random models have many.
+        warnings.filterwarnings("ignore", message="hookline: (not everything|some edits)")
         try:
             with watch(model) if watch is not None else nullcontext() as done.got:
                 output = model(x, gain=gain)
-                done.output = [leaf.detach().clone() for leaf in flatten(output) if leaf is not None]
+                done.output = [
+                    leaf.detach().clone() for leaf in flatten(output) if leaf is not None
+                ]
                 loss = torch.stack([make_loss(output), *(more or [])]).sum()
                 if loss.requires_grad:
                     loss.backward()
@@ -177,10 +177,9 @@ def _copy_values(
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         came = received.pop()
         for tensor in flatten(output):
-            if tensor is not None and tensor.requires_grad:
-                if not is_own(tensor, came):
-                    done.tap_would_regroup |= tensor.is_leaf or id(tensor) in came
-                    aliases.append((tensor, tensor._version))
+            if tensor is not None and tensor.requires_grad and not is_own(tensor, came):
+                done.tap_would_regroup |= tensor.is_leaf or id(tensor) in came
+                aliases.append((tensor, tensor._version))
         if not is_recompute():
             visit = max(v for n, v, _ in done.values if n == name)
             done.values[name, visit, "output"] = copies(output)

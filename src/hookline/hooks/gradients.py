@@ -8,7 +8,6 @@ operations. Where a tapped input was changed in place, the original's history is
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,6 +134,7 @@ class Relay:
         """Where each tensor stands in the port's tree; one tensor may stand in several places."""
         self.ears = ears
         self.audits: list[_Audit] = []
+        """One for each tensor, where they are outputs that were tapped."""
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Serve as a tensor hook."""
@@ -142,8 +142,6 @@ class Relay:
         return None if new is grad else new
 
     def deliver(self, grads: list[Tensor | None]) -> list[Tensor | None]:
-        for audit in self.audits:
-            audit.check()
         task = graph_task_id()
         for listener, visit, wanted in self.ears:
             if visit.call.epoch is not listener.session.epoch:
@@ -160,20 +158,22 @@ class Relay:
                 given = {path: grads[position] for path, position in heard.items()}
                 for path, new in listener.on_gradients(visit, self.port, given, task).items():
                     grads[heard[path]] = new
+        for audit, grad in zip(self.audits, grads, strict=False):
+            audit.pass_through(grad, task)
         return grads
 
 
 class RelayOne:
     """Bring the gradient of the one tensor of a port to its one listener."""
 
-    __slots__ = ("audits", "listener", "path", "port", "visit")
+    __slots__ = ("audit", "listener", "path", "port", "visit")
 
     def __init__(self, port: str, path: Path, listener: Listener, visit: Visit) -> None:
         self.port = port
         self.path = path
         self.listener = listener
         self.visit = visit
-        self.audits: Sequence[_Audit] = ()
+        self.audit: _Audit | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Serve as a tensor hook."""
@@ -181,15 +181,13 @@ class RelayOne:
         return None if new is grad else new
 
     def deliver(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        if self.audits:
-            for audit in self.audits:
-                audit.check()
         listener, visit = self.listener, self.visit
-        if visit.call.epoch is not listener.session.epoch:
-            return grads
-        grad = grads[0]
         task = graph_task_id()
-        return (listener.on_only_gradient(visit, self.port, self.path, grad, task),)
+        if visit.call.epoch is listener.session.epoch:
+            grads = (listener.on_only_gradient(visit, self.port, self.path, grads[0], task),)
+        if self.audit is not None:
+            self.audit.pass_through(grads[0], task)
+        return grads
 
 
 def tap_one(tensor: Tensor, path: Path, listener: Listener, visit: Visit) -> Tensor | None:
@@ -210,7 +208,7 @@ def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[in
         add_tensor_hook(output, relay)
         return output
     if not is_functorch_active():
-        relay.audits = (_Audit(output, f"{visit.station.path}:output.grad"),)
+        relay.audit = _Audit(output, f"{visit.station.path}:output.grad")
     return _tap_one(relay, output)
 
 
@@ -230,34 +228,64 @@ def _first_below(places: list[Path], leaf: Path) -> Path | None:
 
 
 class _Audit:
-    """Watch the original of a tapped output: changing the alias in place must not be lost on it."""
+    """Watch over a tapped output that shares memory with a tensor somebody else may use.
 
-    __slots__ = ("address", "base", "original", "version", "witness")
+    When the alias is changed in place, later uses of the original, or of the base of a view, miss
+    that change in their history. So once it was changed, everything in the gradient of the
+    original must have come through the tap; anything else is refused.
+    """
+
+    __slots__ = ("address", "place", "root", "through", "version", "witness")
 
     def __init__(self, original: Tensor, address: str) -> None:
-        self.original = weakref.ref(original)
-        base = original._base if original._is_view() else None
-        self.base = None if base is None else weakref.ref(base)
-        self.version = original._version
         self.address = address
-        self.witness: Tensor | None = None
-        if base is not None and creation_meta(original) == CreationMeta.MULTI_OUTPUT_NODE:
-            # Torch lets nobody change such a view, also when nothing else uses its memory. Keep the
-            # version counter, not the memory.
-            self.witness = original.detach()
-            self.witness.data = original.new_empty(0)
+        self.through: dict[int, Tensor | None] = {}
+        """The gradients that came through the tap, by backward pass."""
+        self.version = original._version
+        # It shares the version counter and holds no memory.
+        self.witness = original.detach()
+        self.witness.data = original.new_empty(0)
+        root = original
+        if original._is_view() and original._base is not None:
+            root = original._base
+        offset = original.storage_offset() - root.storage_offset()
+        self.place = (original.shape, original.stride(), offset)
+        self.root = (root.shape, root.stride())
+        if root.requires_grad and not root.is_leaf:
+            add_tensor_hook(root, self.check)
 
-    def check(self) -> None:
-        alive = [None if one is None else one() for one in (self.original, self.base)]
-        for tensor in (*alive, self.witness):
-            if tensor is not None and tensor._version != self.version:
-                raise GradientError(
-                    f"`{self.address}` is a view or an unchanged input of its module, it was "
-                    "changed in place after the module returned it, and the tensor it shares "
-                    "memory with is still in use: its gradient cannot be observed without "
-                    "changing the model's. Ask for the gradient of the next module's input, "
-                    "or let the module return a new tensor."
-                )
+    @property
+    def is_changed(self) -> bool:
+        return self.witness._version != self.version
+
+    def pass_through(self, grad: Tensor | None, task: int) -> None:
+        """Note what comes through the tap; before the original has its gradient."""
+        if self.is_changed:
+            self.through[task] = grad
+
+    def check(self, grad: Tensor | None) -> None:
+        """Run when the gradient of the original, or of its base, is there."""
+        if not self.is_changed or grad is None:
+            return
+        through = self.through.pop(graph_task_id(), None)
+        if not self._is_all(grad.detach(), through):
+            raise GradientError(
+                f"`{self.address}` is a view or an unchanged input of its module, it was changed "
+                "in place after the module returned it, and the tensor it shares memory with is "
+                "used elsewhere: its gradient cannot be observed without changing the model's. "
+                "Ask for the gradient of the next module's input, or let the module return a new "
+                "tensor."
+            )
+
+    def _is_all(self, total: Tensor, through: Tensor | None) -> bool:
+        if through is not None and through.dtype != total.dtype:
+            return False  # a view as another type
+        whole = torch.empty_strided(*self.root, dtype=total.dtype, device=total.device)
+        part = whole.copy_(total).as_strided(*self.place)
+        wanted = torch.zeros_like(part) if through is None else through.detach()
+        is_same = (part == wanted) | (part.isnan() & wanted.isnan())
+        part.zero_()
+        return bool(is_same.all()) and not bool(whole.any())
 
 
 def _tap(relay: Relay, tensors: list[Tensor]) -> tuple[Tensor, ...]:
