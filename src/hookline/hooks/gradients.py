@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from hookline import _trees
-from hookline._errors import GradientError
 from hookline._torch import (
     CreationMeta,
     add_tensor_hook,
@@ -25,10 +23,10 @@ from hookline._torch import (
     graph_task_id,
     in_forward_mode,
     is_functorch_active,
-    preserve_version,
 )
 from hookline._trees import Path
 from hookline.addresses import format_leaf
+from hookline.hooks.aliases import Audit, InputTaps
 from hookline.hooks.visits import Listener, Visit
 
 Ear = tuple[Listener, Visit, Path]
@@ -109,20 +107,6 @@ class _FunctorchTap(Function):
         return tuple([None if one is None else one.view_as(one) for one in tangents])
 
 
-class _Rebase(Function):
-    """Make a tensor's history run through an alias of it that was changed in place."""
-
-    @staticmethod
-    def forward(ctx: Any, original: Tensor, alias: Tensor) -> Tensor:
-        ctx.mark_dirty(original)
-        return original
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # Zeros, not None: None would lose the rest of a view's base.
-        return torch.zeros_like(grad), grad
-
-
 class Relay:
     """Bring the gradients of some tensors of one port to the listeners, in order."""
 
@@ -133,8 +117,8 @@ class Relay:
         self.paths = paths
         """Where each tensor stands in the port's tree; one tensor may stand in several places."""
         self.ears = ears
-        self.audits: list[_Audit] = []
-        """One for each tensor, where they are outputs that were tapped."""
+        self.audits: dict[int, Audit] = {}
+        """Who watches over a tapped tensor, by its position."""
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Serve as a tensor hook."""
@@ -158,22 +142,22 @@ class Relay:
                 given = {path: grads[position] for path, position in heard.items()}
                 for path, new in listener.on_gradients(visit, self.port, given, task).items():
                     grads[heard[path]] = new
-        for audit, grad in zip(self.audits, grads, strict=False):
-            audit.pass_through(grad, task)
+        for position, audit in self.audits.items():
+            audit.pass_through(grads[position], task)
         return grads
 
 
 class RelayOne:
     """Bring the gradient of the one tensor of a port to its one listener."""
 
-    __slots__ = ("audit", "listener", "path", "port", "visit")
+    __slots__ = ("audits", "listener", "path", "port", "visit")
 
     def __init__(self, port: str, path: Path, listener: Listener, visit: Visit) -> None:
         self.port = port
         self.path = path
         self.listener = listener
         self.visit = visit
-        self.audit: _Audit | None = None
+        self.audits: dict[int, Audit] = {}
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Serve as a tensor hook."""
@@ -185,17 +169,20 @@ class RelayOne:
         task = graph_task_id()
         if visit.call.epoch is listener.session.epoch:
             grads = (listener.on_only_gradient(visit, self.port, self.path, grads[0], task),)
-        if self.audit is not None:
-            self.audit.pass_through(grads[0], task)
+        if self.audits:
+            self.audits[0].pass_through(grads[0], task)
         return grads
 
 
-def tap_one(tensor: Tensor, path: Path, listener: Listener, visit: Visit) -> Tensor | None:
+def tap_one(
+    tensor: Tensor, path: Path, listener: Listener, visit: Visit
+) -> tuple[Tensor, RelayOne] | None:
     """Tap a module's only argument for its only listener; None where it has no gradient."""
     if not tensor.requires_grad:
         listener.no_gradient(visit, "input", path, "no-grad tensor")
         return None
-    return _tap_one(RelayOne("input", path, listener, visit), tensor)
+    relay = RelayOne("input", path, listener, visit)
+    return _tap_one(relay, tensor), relay
 
 
 def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[int, int]) -> Tensor:
@@ -208,7 +195,7 @@ def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[in
         add_tensor_hook(output, relay)
         return output
     if not is_functorch_active():
-        relay.audit = _Audit(output, f"{visit.station.path}:output.grad")
+        relay.audits[0] = Audit(output, f"{visit.station.path}:output.grad")
     return _tap_one(relay, output)
 
 
@@ -225,67 +212,6 @@ def _tap_one(relay: RelayOne, tensor: Tensor) -> Tensor:
 
 def _first_below(places: list[Path], leaf: Path) -> Path | None:
     return next((path for path in places if path[: len(leaf)] == leaf), None)
-
-
-class _Audit:
-    """Watch over a tapped output that shares memory with a tensor somebody else may use.
-
-    When the alias is changed in place, later uses of the original, or of the base of a view, miss
-    that change in their history. So once it was changed, everything in the gradient of the
-    original must have come through the tap; anything else is refused.
-    """
-
-    __slots__ = ("address", "place", "root", "through", "version", "witness")
-
-    def __init__(self, original: Tensor, address: str) -> None:
-        self.address = address
-        self.through: dict[int, Tensor | None] = {}
-        """The gradients that came through the tap, by backward pass."""
-        self.version = original._version
-        # It shares the version counter and holds no memory.
-        self.witness = original.detach()
-        self.witness.data = original.new_empty(0)
-        root = original
-        if original._is_view() and original._base is not None:
-            root = original._base
-        offset = original.storage_offset() - root.storage_offset()
-        self.place = (original.shape, original.stride(), offset)
-        self.root = (root.shape, root.stride())
-        if root.requires_grad and not root.is_leaf:
-            add_tensor_hook(root, self.check)
-
-    @property
-    def is_changed(self) -> bool:
-        return self.witness._version != self.version
-
-    def pass_through(self, grad: Tensor | None, task: int) -> None:
-        """Note what comes through the tap; before the original has its gradient."""
-        if self.is_changed:
-            self.through[task] = grad
-
-    def check(self, grad: Tensor | None) -> None:
-        """Run when the gradient of the original, or of its base, is there."""
-        if not self.is_changed or grad is None:
-            return
-        through = self.through.pop(graph_task_id(), None)
-        if not self._is_all(grad.detach(), through):
-            raise GradientError(
-                f"`{self.address}` is a view or an unchanged input of its module, it was changed "
-                "in place after the module returned it, and the tensor it shares memory with is "
-                "used elsewhere: its gradient cannot be observed without changing the model's. "
-                "Ask for the gradient of the next module's input, or let the module return a new "
-                "tensor."
-            )
-
-    def _is_all(self, total: Tensor, through: Tensor | None) -> bool:
-        if through is not None and through.dtype != total.dtype:
-            return False  # a view as another type
-        whole = torch.empty_strided(*self.root, dtype=total.dtype, device=total.device)
-        part = whole.copy_(total).as_strided(*self.place)
-        wanted = torch.zeros_like(part) if through is None else through.detach()
-        is_same = (part == wanted) | (part.isnan() & wanted.isnan())
-        part.zero_()
-        return bool(is_same.all()) and not bool(whole.any())
 
 
 def _tap(relay: Relay, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -306,6 +232,11 @@ def _make_relays(port: str, paths: list[list[Path]], ears: Sequence[Ear]) -> lis
     if any(listener.hears_missing for listener, _, _ in ears):
         return [Relay(port, paths, ears)]
     return [Relay(port, [places], ears) for places in paths]
+
+
+def _relay_of(relays: list[Relay], index: int) -> tuple[Relay, int]:
+    """Give the relay of a tensor, and the tensor's position in it."""
+    return (relays[0], index) if len(relays) == 1 else (relays[index], 0)
 
 
 def _tap_through(relays: list[Relay], tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -337,71 +268,6 @@ def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], li
     return tensors, paths
 
 
-class InputTaps:
-    """The tapped arguments of one call: originals, aliases, and the version they had."""
-
-    __slots__ = ("aliases", "bound", "originals", "path", "versions")
-
-    def __init__(
-        self,
-        originals: list[Tensor],
-        aliases: tuple[Tensor, ...],
-        bound: dict[str, Any] | None = None,
-        path: str = "",
-    ) -> None:
-        self.originals = originals
-        self.aliases = aliases
-        self.bound = bound
-        """All arguments by name, where there are several."""
-        self.path = path
-        self.versions = [tensor._version for tensor in originals]
-
-    def rebase(self) -> None:
-        """Give originals that were changed in place through their alias the right history."""
-        for original, alias, version in zip(
-            self.originals, self.aliases, self.versions, strict=True
-        ):
-            if original._version != version:
-                if not original.is_leaf:
-                    self._refuse_overlap(original)
-                rebase(original, alias)
-
-    def _refuse_overlap(self, changed: Tensor) -> None:
-        """Raise where another argument saw the change, whose alias knows nothing of it."""
-        for leaf, tensor in _trees.leaves(self.bound):
-            if tensor is not changed and _overlap(tensor, changed):
-                raise GradientError(
-                    f"`{self.path}:input{format_leaf(leaf)}` shares memory with another argument, "
-                    "and one of them was changed in place inside the module: their gradients "
-                    "cannot be told apart. Pass a clone() of one of them."
-                )
-
-
-def rebase(original: Tensor, alias: Tensor) -> None:
-    """Give a tensor that was changed in place through its alias the alias's history."""
-    if original.is_leaf:
-        raise RuntimeError(
-            "a leaf Variable that requires grad is being used in an in-place operation."
-        )
-    with preserve_version(original):
-        _Rebase.apply(original, alias)  # type: ignore[no-untyped-call]
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors have an element in common."""
-    if one.layout != torch.strided or other.layout != torch.strided:
-        return False
-    storage = one.untyped_storage()
-    if storage.data_ptr() != other.untyped_storage().data_ptr() or not one.numel():
-        return False
-    if one.element_size() != other.element_size():
-        return True
-    # Slow and exact: columns of one matrix lie between each other without overlapping.
-    marks = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
-    marks.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
-
-
 def tap_inputs(
     bound: dict[str, Any], ears: Sequence[Ear]
 ) -> tuple[dict[int, Tensor], InputTaps | None]:
@@ -412,7 +278,9 @@ def tap_inputs(
     relays = _make_relays("input", paths, ears)
     aliases = _tap_through(relays, tensors)
     swaps = {id(tensor): alias for tensor, alias in zip(tensors, aliases, strict=True)}
-    return swaps, InputTaps(tensors, aliases, bound, ears[0][1].station.path)
+    watched = [_relay_of(relays, index) for index in range(len(tensors))]
+    path = ears[0][1].station.path
+    return swaps, InputTaps(tensors, aliases, [*watched], bound, path)
 
 
 def wire_outputs(
@@ -440,7 +308,8 @@ def wire_outputs(
         if not is_functorch_active():
             for index, (tensor, places) in enumerate(zip(tapped, tapped_paths, strict=True)):
                 address = f"{path_of_module}:output{format_leaf(places[0])}.grad"
-                relays[index % len(relays)].audits.append(_Audit(tensor, address))
+                relay, position = _relay_of(relays, index)
+                relay.audits[position] = Audit(tensor, address)
         aliases = _tap_through(relays, tapped)
         swaps = {id(tensor): alias for tensor, alias in zip(tapped, aliases, strict=True)}
     return _trees.replace_tensors(output, swaps) if swaps else output

@@ -23,10 +23,11 @@ from hookline._errors import UnsupportedModel
 from hookline._torch import (
     add_forward_hooks,
     graph_task_id,
+    is_functorch_active,
     move_forward_hooks_last,
     remove_forward_hooks,
 )
-from hookline.hooks import gradients
+from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.visits import Listener, Station, Visit
 
@@ -69,9 +70,9 @@ class _Frame:
     def __init__(self) -> None:
         self.visits: dict[Session, Visit] = {}
         self.exception = sys.exc_info()[1]
-        self.tap: tuple[Tensor, Tensor, int] | None = None
-        """The only argument, its alias, and the version it had."""
-        self.taps: gradients.InputTaps | None = None
+        self.tap: tuple[Tensor, Tensor, gradients.RelayOne, int] | None = None
+        """The only argument, its alias, who delivers its gradient, and the version it had."""
+        self.taps: aliases.InputTaps | None = None
         self.received: dict[int, int] = {}
 
 
@@ -189,11 +190,11 @@ class Junction:
             listener, visit = asked[0]
             if not listener.leaf:
                 path = visit.station.argument_path(args)
-                alias = gradients.tap_one(args[0], path, listener, visit)
-                if alias is None:
+                tapped = gradients.tap_one(args[0], path, listener, visit)
+                if tapped is None:
                     return args, kwargs
-                frame.tap = (args[0], alias, alias._version)
-                return (alias,), kwargs
+                frame.tap = (args[0], *tapped, args[0]._version)
+                return (tapped[0],), kwargs
         bound = bind(module, args, kwargs)
         swaps, frame.taps = gradients.tap_inputs(bound, gradients.ears_for(bound, asked))
         if not swaps:
@@ -215,11 +216,23 @@ class Junction:
             if visit.station.is_root:
                 session.end_root(visit)
         if frame.tap is not None:
-            original, alias, version = frame.tap
+            original, alias, relay, version = frame.tap
             if original._version != version:
-                gradients.rebase(original, alias)
+                aliases.rebase(original, alias)
+            if not isinstance(output, Tensor):
+                is_given_back = any(
+                    aliases.shares_memory(one, alias) for _, one in _trees.leaves(output)
+                )
+            else:
+                is_given_back = output is alias or (
+                    output._is_view() and aliases.shares_memory(output, alias)
+                )
+            if is_given_back and not is_functorch_active():
+                where = f"{relay.visit.station.path}:input.grad"
+                relay.audits[0] = aliases.Audit(original, where)
         elif frame.taps is not None:
             frame.taps.rebase()
+            frame.taps.audit(output)
         if output is None and sys.exc_info()[1] is not frame.exception:
             return None
         plan = self.plan
