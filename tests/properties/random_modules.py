@@ -55,13 +55,6 @@ def unpack(tree: Any) -> list[Tensor]:
     return list(found.values())
 
 
-class Pass(nn.Module):
-    """Hand the input back as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -266,8 +259,7 @@ class Checkpoint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_on and x.requires_grad and torch.is_grad_enabled():
-            result: Tensor = checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
-            return result
+            return checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
         return self.inner(x)
 
 
