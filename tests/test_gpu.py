@@ -95,9 +95,13 @@ def test_capture_while_a_cuda_graph_is_recorded_is_refused() -> None:
         net(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(hl.UnsupportedModel, match="CUDA graph"), hl.capture(net, ""):
-        with torch.cuda.graph(graph), torch.no_grad():
-            net(x)
+    with (
+        pytest.raises(hl.UnsupportedModel, match="CUDA graph"),
+        hl.capture(net, ""),
+        torch.cuda.graph(graph),
+        torch.no_grad(),
+    ):
+        net(x)
 
 
 def test_checkpointed_edit_is_repeated_in_the_recompute_on_the_gpu() -> None:

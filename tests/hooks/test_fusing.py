@@ -54,7 +54,16 @@ def count_children_that_run(layer: nn.TransformerEncoderLayer) -> int:
         {"bias": False},
         {"heads": 1},
     ],
-    ids=["default", "norm first", "gelu", "module", "function", "time first", "no bias", "one head"],
+    ids=[
+        "default",
+        "norm first",
+        "gelu",
+        "module",
+        "function",
+        "time first",
+        "no bias",
+        "one head",
+    ],
 )
 def test_fast_path_note_agrees_with_torch(options: dict[str, Any]) -> None:
     is_fused = count_children_that_run(make_layer(**options)) == 0

@@ -268,9 +268,16 @@ def test_nothing_ran() -> None:
     )
 
 
+def walked(model: nn.Module) -> ModuleTree:
+    """Give a tree that knows the modules as they are now."""
+    tree = ModuleTree(model)
+    assert tree.entries
+    return tree
+
+
 def test_replaced_module_is_told() -> None:
     net = Net()
-    tree = ModuleTree(net)
+    tree = walked(net)
     net.other = nn.Sequential(nn.Linear(2, 2))
     assert ask(net, "other", "", tree=tree) == Reason(
         "it was replaced after attaching: a `Sequential` is there now",
@@ -280,7 +287,7 @@ def test_replaced_module_is_told() -> None:
 
 def test_replaced_parent_and_removed_module_are_told() -> None:
     net = Net()
-    tree = ModuleTree(net)
+    tree = walked(net)
     net.seq = nn.Sequential(nn.Linear(2, 2))
     assert ask(net, "seq.0", "", tree=tree).what.startswith("it was replaced after attaching")
     assert ask(net, "seq.1", "", tree=tree).what == "it was removed from the model after attaching"

@@ -236,3 +236,41 @@ def test_inputs_and_outputs_are_freed_without_gc_while_hooks_stay() -> None:
     y.sum().backward()
     del x, y
     assert [one() for one in alive] == [None, None]
+
+
+def test_hook_attached_while_a_module_runs_takes_nothing_from_a_capture() -> None:
+    handles = []
+
+    class Attaching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            handles.append(hl.hook(model, "0", lambda value, at: None))
+            return x * 2
+
+    model = nn.Sequential(Attaching(), nn.Identity())
+    with hl.capture(model, "0") as got:
+        model(torch.ones(2))
+    assert got["0"].output.tolist() == [2, 2]
+    for handle in handles:
+        handle.remove()
+
+
+def test_none_returned_inside_an_except_block_is_captured() -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: torch.Tensor) -> None:
+            return None
+
+    class Handling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nothing = Nothing()
+
+        def forward(self, x: torch.Tensor) -> None:
+            try:
+                raise ZeroDivisionError
+            except ZeroDivisionError:
+                return self.nothing(x)
+
+    model = Handling()
+    with hl.capture(model, "nothing") as got:
+        model(torch.ones(1))
+    assert got["nothing"].output is None

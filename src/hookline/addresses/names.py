@@ -250,7 +250,7 @@ class ModuleTree:
         """Return the modules with a name that matches a pattern, in model order."""
         steps = read_steps(path) if self._can_step else None
         if steps is not None:
-            found = _step(self.root, steps)
+            found = _step(self.root, steps, hides=True)
             if found:
                 return [ModuleEntry((name,), module, (name,)) for name, module in found]
         is_match = compile_path(path)
@@ -342,9 +342,15 @@ class Trails:
 
 
 def _step(
-    root: nn.Module, steps: Sequence[tuple[str | None, Callable[[str], object] | None]]
+    root: nn.Module,
+    steps: Sequence[tuple[str | None, Callable[[str], object] | None]],
+    *,
+    hides: bool = False,
 ) -> list[tuple[str, nn.Module]]:
-    """Follow the segments of a path or pattern down from the root."""
+    """Follow the segments of a path or pattern down from the root.
+
+    `hides` leaves out what patterns do not see.
+    """
     found = [("", root)]
     for literal, is_match in steps:
         below: list[tuple[str, nn.Module]] = []
@@ -352,7 +358,8 @@ def _step(
             prefix = f"{path}." if path else ""
             if is_match is None:
                 child = module._modules.get(literal or "")
-                if child is not None:
+                is_hidden = hides and literal == _HIDDEN
+                if child is not None and not (is_hidden and _is_parametrizations(child)):
                     below.append((f"{prefix}{literal}", unwrap(child)))
                 continue
             for name, child in module._modules.items():

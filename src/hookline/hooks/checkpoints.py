@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.utils.checkpoint as torch_checkpoint
 
-from hookline._torch import top_saved_tensor_hooks
+from hookline._torch import graph_task_id, top_saved_tensor_hooks
 
 _PACK = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _UNPACK = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -22,6 +22,13 @@ _REENTRANT_BACKWARD = torch_checkpoint.CheckpointFunction.backward.__code__
 _CHECKPOINT = getattr(
     torch_checkpoint.checkpoint, "__wrapped__", torch_checkpoint.checkpoint
 ).__code__
+
+
+class _Unknown:
+    """A region that torch knows nothing of."""
+
+
+_UNKNOWN = _Unknown()
 
 
 def in_checkpoint() -> Any | None:
@@ -62,5 +69,15 @@ def recomputed_region() -> Any | None:
             return frame.f_locals["ctx"]
         if code.co_qualname == _UNPACK:
             return frame.f_locals["frame"]
+        if code.co_name == "backward" and "heckpoint" in code.co_qualname:
+            return _UNKNOWN  # another library's checkpoint
         frame = frame.f_back
     return None
+
+
+def is_recompute() -> bool:
+    """Tell whether a module that runs inside a backward pass is being recomputed.
+
+    A hook or an autograd function may also call a model of its own there.
+    """
+    return graph_task_id() != -1 and recomputed_region() is not None

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookline._errors import AddressError, SessionError
-from hookline._torch import graph_task_id
 from hookline.addresses import Selection, Selector, Site, parse
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
@@ -108,7 +107,7 @@ class _GlobalSession(Session):
         self._latest = None
 
     def begin(self, station: Station, thread: int, task: int) -> Visit | None:
-        if task != -1:
+        if task != -1 and checkpoints.is_recompute():
             return self._begin_again(station, task)
         call = self.active[thread]
         index = call.counts.get(station, 0)
@@ -131,7 +130,7 @@ class _GlobalSession(Session):
         if find_wrapped(module) is not None:  # what it wraps runs next, and counts
             return None
         thread = get_ident()
-        is_forward = graph_task_id() == -1
+        is_forward = not checkpoints.is_recompute()
         stack = self._running.setdefault(thread, [])
         del stack[_depth(sys._getframe(1)) :]  # modules that raised have no other end
         if is_forward and self.is_open and not stack:

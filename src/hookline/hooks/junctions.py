@@ -206,9 +206,9 @@ class Junction:
     ) -> Any:
         """Run after the module's forward, also when it raised; None keeps the output."""
         stack = self.frames.get(get_ident())
-        if not stack:
+        frame = stack.pop() if stack else self._end_short_way()
+        if frame is None:
             return None
-        frame = stack.pop()
         visits = frame.visits
         if not visits:
             return None
@@ -250,6 +250,17 @@ class Junction:
                 ears = gradients.ears_for(output, asked)
                 output = gradients.wire_outputs(output, ears, frame.received, path)
         return None if output is before else output
+
+    def _end_short_way(self) -> _Frame | None:
+        """Give the frame of an execution that began when only one session listened here."""
+        for session, station in self.plan.stations:
+            call = session.active.get(get_ident())
+            if call is not None and call.short_ways and call.short_ways[-1][0] is self:
+                frame = _Frame()
+                frame.exception = None
+                frame.visits[session] = Visit(station, call, call.short_ways.pop()[1])
+                return frame
+        return None
 
 
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
@@ -344,7 +355,8 @@ class _PreHook(_ModuleHook):
         if solo is not None:
             # Inside a root call of the only session: count, and leave the rest to the post hook.
             call = solo[0].active.get(get_ident())
-            if call is not None and call.depth and graph_task_id() == -1:
+            is_plain = graph_task_id() == -1 and sys.exc_info()[0] is None
+            if is_plain and call is not None and call.depth:
                 station = solo[1]
                 counts = call.counts
                 index = counts.get(station, 0)

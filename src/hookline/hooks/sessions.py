@@ -231,7 +231,7 @@ class Session:
 
     def begin(self, station: Station, thread: int, task: int) -> Visit | None:
         """Count an execution of a module; None when this session does not follow it."""
-        if task != -1:
+        if task != -1 and checkpoints.is_recompute():
             return self._begin_again(station, task) if self.follows_recompute else None
         call = self.active.get(thread)
         if not self.is_open:
