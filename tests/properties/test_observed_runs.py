@@ -69,7 +69,7 @@ def check(spec: Spec, watch: Watch, seen: Counter[str]) -> None:
         return
     if isinstance(watched.error, hl.GradientError):
         seen["refused"] += 1
-        assert plain.changed_alias
+        assert plain.changed_alias or (watch in TAPPING and plain.changed_argument)
         return
     if watch in TOGETHER and not _is_alike(watched, plain):
         # The gradients of all outputs of a module are wanted together, so backward runs behind all

@@ -39,6 +39,8 @@ class Run:
     """Whether a module hands back an input or a parameter, so that its gradient is a part of it."""
     changed_alias: bool = False
     """Whether what a module returned as a view or an unchanged input was changed in place."""
+    changed_argument: bool = False
+    """Whether an argument that a module gave back, changed or not, was changed in place later."""
     changed_inputs: set[Place] = field(default_factory=set)
     """The visits whose arguments were changed in place, by the module itself or later."""
     values: dict[Place, list[Tensor | None]] = field(default_factory=dict)
@@ -123,7 +125,7 @@ def is_recompute() -> bool:
 
 def run_plain(spec: Spec) -> Run:
     """Run under torch's own hooks that copy every value, and look for outputs that are aliases."""
-    aliases: list[tuple[Tensor, int]] = []
+    aliases: list[tuple[Tensor, int, bool]] = []
     inputs: list[tuple[Place, Tensor, int]] = []
 
     def prepare(done: Run) -> None:
@@ -132,7 +134,10 @@ def run_plain(spec: Spec) -> Run:
             _copy_values(done, name, module, aliases, inputs)
 
     done = run(spec, prepare=prepare)
-    done.changed_alias = any(alias._version != version for alias, version in aliases)
+    done.changed_alias = any(
+        one._version != version for one, version, is_own in aliases if not is_own
+    )
+    done.changed_argument = any(one._version != version for one, version, _ in aliases)
     done.changed_inputs = {place for place, one, version in inputs if one._version != version}
     return done
 
@@ -157,7 +162,7 @@ def _copy_values(
     done: Run,
     name: str,
     module: nn.Module,
-    aliases: list[tuple[Tensor, int]],
+    aliases: list[tuple[Tensor, int, bool]],
     inputs: list[tuple[Place, Tensor, int]],
 ) -> None:
     visits = iter(range(1000))
@@ -177,9 +182,12 @@ def _copy_values(
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         came = received.pop()
         for tensor in flatten(output):
-            if tensor is not None and tensor.requires_grad and not is_own(tensor, came):
-                done.tap_would_regroup |= tensor.is_leaf or id(tensor) in came
-                aliases.append((tensor, tensor._version))
+            if tensor is None or not tensor.requires_grad:
+                continue
+            own = is_own(tensor, came)
+            done.tap_would_regroup |= not own and (tensor.is_leaf or id(tensor) in came)
+            if not own or id(tensor) in came:
+                aliases.append((tensor, tensor._version, own))
         if not is_recompute():
             visit = max(v for n, v, _ in done.values if n == name)
             done.values[name, visit, "output"] = copies(output)

@@ -215,6 +215,8 @@ class Junction:
         for session, visit in visits.items():
             if visit.station.is_root:
                 session.end_root(visit)
+            if visit.undo:
+                session.end_again(visit)
         if frame.tap is not None:
             original, alias, relay, version = frame.tap
             if original._version != version:

@@ -101,6 +101,29 @@ class ParameterListener:
             known.steps.append((weakref.ref(self), new))
             self._put(new)
 
+    @property
+    def edits_value(self) -> bool:
+        """Whether it puts another tensor in the parameter's place."""
+        return self.stage == 1 and not self.site.is_grad
+
+    def redo(self, call: Call) -> Callable[[], None]:
+        """Edit once more for a call whose forward is being repeated; give what undoes it."""
+        owner, name = self.places[0]
+        before = owner._parameters[name]
+        assert before is not None
+        known = _edited.get(owner, {}).get(name)
+        made_on: Tensor = before
+        if known is not None:
+            editors = [editor() for editor, _ in known.steps]
+            if self in editors:
+                position = editors.index(self)
+                made_on = known.steps[position - 1][1] if position else known.original
+        visit = Visit(self._station, call, 0)
+        at = At(visit, self.site.module, "parameter")
+        new = self._run(visit, at, made_on)
+        self._put(made_on if new is KEEP else new)
+        return lambda: self._put(before)
+
     def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
         value = parameter if self.keep_graph else parameter.detach()
         observing.observe(self.session, visit, self.function, value, at)

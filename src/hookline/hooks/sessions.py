@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import FrameType
 from typing import Any, ClassVar
@@ -260,6 +260,8 @@ class Session:
             else call.in_region
         ):
             self._note_regions(visit)
+            if any(True for _ in self._edited_parameters(station)):
+                self.note_edit(visit)
         return visit
 
     def end_root(self, visit: Visit) -> None:
@@ -313,7 +315,20 @@ class Session:
                 fresh.visits.setdefault(station, []).append(original)
                 fresh.is_edited = fresh.is_edited or known.is_edited
         visit.is_recompute = True
+        # The parameters as this call had them: by now they may be another call's, or put back.
+        visit.undo = [one.redo(visit.call) for one in self._edited_parameters(station)]
         return visit
+
+    def end_again(self, visit: Visit) -> None:
+        """Learn that a recompute of a module ended."""
+        for undo in reversed(visit.undo):
+            undo()
+        visit.undo = []
+
+    def _edited_parameters(self, station: Station) -> Iterator[ParameterListener]:
+        for parameter in self._parameters:
+            if parameter.edits_value and any(o is station.module for o, _ in parameter.places):
+                yield parameter
 
 
 def _region_gone(session: weakref.ref[Session]) -> None:

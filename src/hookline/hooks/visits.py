@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -119,6 +120,9 @@ class Visit:
 
     regions: tuple[Any, ...] = ()
     """What the session knows of the checkpointed regions around this visit."""
+
+    undo: Sequence[Callable[[], None]] = ()
+    """What puts parameters back when a recompute ends."""
 
     record: Any = None
     """What a listener keeps of this visit; a capture keeps a weak reference here."""
