@@ -11,20 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from comparing_runs import is_close, same_bits
 from hypothesis import given, settings
 from random_models import Spec, models
 from torch import Tensor, nn
-from twin_runs import (
-    Place,
-    Run,
-    flatten,
-    is_close,
-    rebuild,
-    run,
-    run_plain,
-    run_probed,
-    same_bits,
-)
+from twin_runs import Place, Run, flatten, rebuild, run, run_plain, run_probed
 
 import hookline as hl
 

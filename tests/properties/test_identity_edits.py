@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from comparing_runs import assert_no_trace, assert_same_run
 from hypothesis import given, settings
 from random_models import Spec, models
 from random_modules import Scale
 from torch import nn
-from twin_runs import assert_no_trace, assert_same_run, run, run_plain
+from twin_runs import run, run_plain
 
 import hookline as hl
 

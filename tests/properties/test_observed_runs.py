@@ -8,20 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from comparing_runs import assert_no_trace, assert_same_run, is_close, same_bits
 from hypothesis import given, settings
 from random_models import Spec, models
 from torch import nn
-from twin_runs import (
-    Run,
-    Watch,
-    assert_no_trace,
-    assert_same_run,
-    is_close,
-    run,
-    run_plain,
-    run_touched,
-    same_bits,
-)
+from twin_runs import Run, Watch, run, run_plain, run_touched
 
 import hookline as hl
 
@@ -151,6 +142,9 @@ HARD = {
     "an unused output behind a checkpoint with batch norm": in_row("linear")._replace(
         parts=(Spec("linear"), around("partly", around("checkpoint", Spec("batchnorm"))))
     ),
+    "one of two views is changed in place where no gradient comes": around(
+        "partly", around("tied", Spec("chunk inplace"))
+    ),
     "a checkpoint inside a checkpoint": around(
         "checkpoint", around("checkpoint", in_row("linear", "dropout"), variant=1)
     ),
@@ -164,3 +158,9 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 def test_hard_model_runs_as_without_hookline_or_is_refused(name: str, watch: Watch) -> None:
     check(Spec("root", (HARD[name],), 40), watch, Counter())
+
+
+@pytest.mark.parametrize("watch", [*OBSERVING, *TAPPING])
+def test_error_of_a_model_is_all_that_is_heard_of_it(watch: Watch) -> None:
+    """A hook that fails as well, after the model did, would have torch warn of it."""
+    check(Spec("root", (Spec("chunk inplace"),), 0), watch, Counter())

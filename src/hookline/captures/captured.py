@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hookline.captures.reporting import Report
 
 
-LogEntry = tuple[Place, int, int, Kept, int | None]
-"""Place, call, visit and the output tensor; or its gradient, with the backward pass."""
+LogEntry = tuple[Place, int, int, Tensor, int, int | None]
+"""Place, call, visit, the output tensor and its version; or its gradient, with the backward."""
 
 
 class Index:
@@ -265,15 +265,23 @@ class Captured(_Reader):
     def calls(self) -> list[CapturedCall]:
         """What each call of the root module left, in order."""
         if self.log:
-            entries, self.log = self.log, []
-            for place, call, visit, kept, task in entries:
+            entries = self.log[:]
+            self.log.clear()  # the listeners hold this very list
+            for place, call, visit, tensor, version, task in entries:
                 record = self.record(place, call, visit)
+                kept = Kept(tensor)
+                kept.version = version
                 if task is None:
                     record.kept["output", ()] = kept
                     record.trees["output", ()] = kept.tensor
                 else:
-                    record.grads.setdefault(("output", ()), {})[task] = kept
+                    record.add_gradient("output", (), task, kept)
         return self._calls
+
+    @property
+    def is_read(self) -> bool:
+        """Whether results were looked at, so that gradients have to appear on their tensors."""
+        return bool(self._calls)
 
     # Filling.
 

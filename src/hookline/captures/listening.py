@@ -15,7 +15,7 @@ from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
 from hookline.captures.keeping import Keeper, Kept, was_overwritten
-from hookline.captures.records import Place, VisitRecord, show_gradient
+from hookline.captures.records import Place, VisitRecord
 from hookline.hooks.arguments import bind
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.parameters import ParameterListener
@@ -23,7 +23,7 @@ from hookline.hooks.sessions import Session
 from hookline.hooks.visits import At, Call, Listener, Station, Visit, describe
 
 if TYPE_CHECKING:
-    from hookline.captures.captured import Captured
+    from hookline.captures.captured import Captured, LogEntry
 
 
 class CaptureSession(Session):
@@ -51,6 +51,12 @@ class CaptureSession(Session):
                 listener.reset(self)
         for parameter in self.parameters:
             parameter.fired = 0
+
+    def close(self) -> None:
+        super().close()
+        for listener in self.listeners:
+            if isinstance(listener, CaptureListener):
+                listener.log = None  # a graph that lives on must not keep the results
 
     def record(self, visit: Visit, place: Place) -> VisitRecord | None:
         """Give the record of a visit; None when nobody holds the results any more."""
@@ -85,7 +91,7 @@ class CaptureListener(Listener):
         "fired",
         "grad_reasons",
         "is_exact",
-        "is_plain",
+        "log",
         "missed_leaf",
         "place",
         "received",
@@ -104,10 +110,9 @@ class CaptureListener(Listener):
         self.is_exact = site.is_exact
         module = station.module
         self.place = Place(site.names, type(module).__name__, weakref.ref(module))
-        self.reset(session)
 
     def reset(self, session: CaptureSession) -> None:
-        """Begin anew, for another `with`."""
+        """Begin anew, for another `with`; the session calls it before it opens."""
         self.fired = 0
         """How many values were kept."""
         self.received = 0
@@ -119,10 +124,10 @@ class CaptureListener(Listener):
             and not session.keeper.keep_graph
             and (session.copies or was_overwritten(self.station.module, self.port))
         )
-        self.is_plain = (
-            session.is_plain and not self.copy and not self.leaf and self.port == "output"
-        )
-        """Whether a tensor needs no more than to be noted."""
+        is_plain = session.is_plain and not self.copy and not self.leaf and self.port == "output"
+        captured = session.captured() if is_plain else None
+        self.log: list[LogEntry] | None = None if captured is None else captured.log
+        """Where a tensor is noted that needs no more than that."""
 
     def where(self) -> str:
         """Give the address, for an error."""
@@ -145,26 +150,19 @@ class CaptureListener(Listener):
     ) -> Any:
         if visit.is_recompute:
             return output
-        if self.is_plain and type(output) is Tensor and not _is_special(output):
-            captured = self.session.captured()
-            if captured is not None:
-                assert visit.index is not None
-                kept = Kept(output.detach())
-                captured.log.append((self.place, visit.call.index, visit.index, kept, None))
-                if self.gradients:
-                    visit.record = weakref.ref(kept)
-                self.fired += 1
-        elif self.session.wants(visit):
+        if visit.index is not None and self.note(visit.call, visit.index, output):
+            return output
+        if self.session.wants(visit):
             self._keep(visit, output)
         return output
 
     def note(self, call: Call, index: int, output: Any) -> bool:
-        if not self.is_plain or type(output) is not Tensor or _is_special(output):
+        log = self.log
+        if log is None or type(output) is not Tensor or _is_special(output):
             return False
-        captured = self.session.captured()
-        if captured is not None:
-            captured.log.append((self.place, call.index, index, Kept(output.detach()), None))
-            self.fired += 1
+        value = output.detach()
+        log.append((self.place, call.index, index, value, value._version, None))
+        self.fired += 1
         return True
 
     def _keep(self, visit: Visit, tree: Any) -> None:
@@ -227,14 +225,11 @@ class CaptureListener(Listener):
         # The gradient itself, no alias: autograd makes one with a single owner the .grad of a leaf,
         # and adds later ones to it in place.
         flowed = grad.detach() if grad.requires_grad else grad
-        if port == "output" and visit.record is not None and not _is_special(grad):
-            # Noted in haste, as the value was; a visit points to its output alone.
-            kept = Kept(flowed)
-            value = visit.record()
-            if value is not None:
-                show_gradient(value, kept.tensor)
+        log = self.log
+        if log is not None and not leaf and not captured.is_read and not _is_special(grad):
             assert visit.index is not None
-            captured.log.append((self.place, visit.call.index, visit.index, kept, task))
+            call = visit.call.index
+            log.append((self.place, call, visit.index, flowed, flowed._version, task))
             return grad
         record = session.record(visit, self.place)
         if record is not None:

@@ -45,15 +45,20 @@ class _Plan:
             listeners = sorted(listeners, key=lambda one: (one.stage, one.sequence))
         if len(stations) > 1:  # a call begins with parameters: before edits, edits, after edits
             stations = sorted(stations, key=lambda pair: pair[0].parameter_order)
-        self.stations = tuple(stations)
-        self.inputs = tuple([one for one in listeners if one.values and one.port == "input"])
-        self.outputs = tuple([one for one in listeners if one.values and one.port == "output"])
-        gradients = [one for one in listeners if one.gradients]
-        self.input_gradients = tuple([one for one in gradients if one.port == "input"])
-        self.output_gradients = tuple([one for one in gradients if one.port == "output"])
+        self.stations = stations
+        self.inputs: list[Listener] = []
+        self.outputs: list[Listener] = []
+        self.input_gradients: list[Listener] = []
+        self.output_gradients: list[Listener] = []
+        for one in listeners:
+            is_input = one.port == "input"
+            if one.values:
+                (self.inputs if is_input else self.outputs).append(one)
+            if one.gradients:
+                (self.input_gradients if is_input else self.output_gradients).append(one)
         self.solo: tuple[Session, Station, Listener] | None = None
         """The only one who asks here, if it is for output values and nothing else: a short way."""
-        if len(stations) == 1 and len(self.outputs) == len(listeners) == 1 and not gradients:
+        if len(listeners) == len(self.outputs) == len(stations) == 1 and not listeners[0].gradients:
             session, station = stations[0]
             if not (station.is_root or session.follows_recompute):
                 self.solo = (session, station, listeners[0])
@@ -103,8 +108,8 @@ class Junction:
 
     def join(self, session: Session, station: Station, listeners: list[Listener]) -> None:
         """Let a session listen here."""
-        self._stations.append((session, station))
-        self._listeners.extend(listeners)
+        self._stations = [*self._stations, (session, station)]
+        self._listeners = [*self._listeners, *listeners]
         self.plan = _Plan(self._stations, self._listeners)
 
     def leave(self, session: Session, module: nn.Module) -> None:
@@ -282,7 +287,7 @@ def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
 
 
 def _may_be_wired(
-    listeners: tuple[Listener, ...], frame: _Frame, port: str
+    listeners: list[Listener], frame: _Frame, port: str
 ) -> list[tuple[Listener, Visit]]:
     """List who can be promised gradients in this execution, with the visit they belong to."""
     asked = []
