@@ -16,7 +16,9 @@ from torch.autograd import Function
 from hookline import _trees
 from hookline._errors import GradientError
 from hookline._torch import (
+    CreationMeta,
     add_tensor_hook,
+    creation_meta,
     graph_task_id,
     is_functorch_active,
     preserve_version,
@@ -142,7 +144,16 @@ class Audit:
     original must have come through the tap; anything else is refused.
     """
 
-    __slots__ = ("address", "is_leaf", "place", "root", "through", "version", "witness")
+    __slots__ = (
+        "address",
+        "is_leaf",
+        "is_one_of_several",
+        "place",
+        "root",
+        "through",
+        "version",
+        "witness",
+    )
 
     def __init__(self, original: Tensor, address: str) -> None:
         self.address = address
@@ -159,6 +170,10 @@ class Audit:
         self.place = (original.shape, original.stride(), offset)
         self.root = (root.shape, root.stride())
         self.is_leaf = root.is_leaf
+        self.is_one_of_several = (
+            original._is_view() and creation_meta(original) == CreationMeta.MULTI_OUTPUT_NODE
+        )
+        """Whether it is a view that torch lets nobody change: of chunk, split or unbind."""
         if root.requires_grad and not root.is_leaf:
             add_tensor_hook(root, self.check)
 
@@ -171,7 +186,16 @@ class Audit:
         if self.is_changed:
             if self.is_leaf:
                 refuse_leaf()
+            self.refuse_change()
             self.through[task] = grad
+
+    def refuse_change(self) -> None:
+        """Raise where the alias hid from torch that a view was changed that must not be."""
+        if self.is_one_of_several and self.is_changed:
+            raise GradientError(
+                f"`{self.address}` is one of several views made at once (chunk, split, unbind) "
+                "and was changed in place after the module returned it, which torch refuses."
+            )
 
     def check(self, grad: Tensor | None) -> None:
         """Run when the gradient of the original, or of its base, is there."""

@@ -81,6 +81,7 @@ class _GlobalSession(Session):
         self._latest = None
         self.active = {}
         self._junctions = []
+        self.audits = []
         self._parameters = []
         self._regions = weakref.WeakKeyDictionary()
         # A station lives as long as something remembers a visit of it, and keeps its module's id.

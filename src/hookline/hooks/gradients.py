@@ -309,7 +309,9 @@ def wire_outputs(
             for index, (tensor, places) in enumerate(zip(tapped, tapped_paths, strict=True)):
                 address = f"{path_of_module}:output{format_leaf(places[0])}.grad"
                 relay, position = _relay_of(relays, index)
-                relay.audits[position] = Audit(tensor, address)
+                audit = relay.audits[position] = Audit(tensor, address)
+                if audit.is_one_of_several:
+                    ears[0][0].session.audits.append(audit)
         aliases = _tap_through(relays, tapped)
         swaps = {id(tensor): alias for tensor, alias in zip(tapped, aliases, strict=True)}
     return _trees.replace_tensors(output, swaps) if swaps else output

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -222,6 +223,29 @@ class Junction:
                 session.end_root(visit)
             if visit.undo:
                 session.end_again(visit)
+        if output is None and sys.exc_info()[1] is not frame.exception:
+            with suppress(RuntimeError):  # the forward's own error is the one to hear of
+                self._settle(frame, None)
+            return None
+        self._settle(frame, output)
+        plan = self.plan
+        before = output
+        for listener in plan.outputs:
+            one = visits.get(listener.session)
+            if one is not None:
+                output = listener.on_output(one, module, args, kwargs, output)
+        if plan.output_gradients:
+            asked = _may_be_wired(plan.output_gradients, frame, "output")
+            if len(asked) == 1 and isinstance(output, Tensor) and not asked[0][0].leaf:
+                output = gradients.wire_one(output, *asked[0], frame.received)
+            elif asked:
+                path = asked[0][1].station.path
+                ears = gradients.ears_for(output, asked)
+                output = gradients.wire_outputs(output, ears, frame.received, path)
+        return None if output is before else output
+
+    def _settle(self, frame: _Frame, output: Any) -> None:
+        """Put the history of tapped arguments right, and watch over those given back."""
         if frame.tap is not None:
             original, alias, relay, version = frame.tap
             if original._version != version:
@@ -240,23 +264,6 @@ class Junction:
         elif frame.taps is not None:
             frame.taps.rebase()
             frame.taps.audit(output)
-        if output is None and sys.exc_info()[1] is not frame.exception:
-            return None
-        plan = self.plan
-        before = output
-        for listener in plan.outputs:
-            one = visits.get(listener.session)
-            if one is not None:
-                output = listener.on_output(one, module, args, kwargs, output)
-        if plan.output_gradients:
-            asked = _may_be_wired(plan.output_gradients, frame, "output")
-            if len(asked) == 1 and isinstance(output, Tensor) and not asked[0][0].leaf:
-                output = gradients.wire_one(output, *asked[0], frame.received)
-            elif asked:
-                path = asked[0][1].station.path
-                ears = gradients.ears_for(output, asked)
-                output = gradients.wire_outputs(output, ears, frame.received, path)
-        return None if output is before else output
 
     def _end_short_way(self) -> _Frame | None:
         """Give the frame of an execution that began when only one session listened here."""

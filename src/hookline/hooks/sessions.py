@@ -23,6 +23,7 @@ from hookline._errors import SessionError
 from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
+from hookline.hooks.aliases import Audit
 from hookline.hooks.junctions import Junction
 from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
@@ -74,6 +75,8 @@ class Session:
         self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
         self._at_detach: list[Callable[[], None]] = []
+        self.audits: list[Audit] = []
+        """Who watches over outputs that must not have changed when the root returns."""
         self.active: dict[int, Call] = {}
         """The call under way, or the latest, by thread."""
         self._latest: Call | None = None
@@ -268,6 +271,10 @@ class Session:
         """Learn that an execution of the root ended."""
         if not visit.is_recompute and visit.call.depth:
             visit.call.depth -= 1
+            if self.audits and not visit.call.depth:
+                audits, self.audits = self.audits, []
+                for audit in audits:
+                    audit.refuse_change()
 
     def note_edit(self, visit: Visit) -> None:
         """Learn that a value was changed in this visit: its checkpointed region needs it again."""
