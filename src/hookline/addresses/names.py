@@ -296,15 +296,17 @@ class Trails:
         self._tree = tree
         self._check = check
         self._modules: dict[str, nn.Module] = {}
-        self._sizes: dict[str, int] = {}
+        self._links: list[tuple[str, nn.Module | None, str, nn.Module, int]] = []
+        """For each path: the module above, the name there, the module, and how many it holds."""
 
     def add(self, path: str) -> None:
         """Follow a path, and check each module on the way, wrappers too."""
         if path in self._modules:
             return
+        parent: nn.Module | None = None
         module: nn.Module | None = self._tree.model
+        above, _, name = path.rpartition(".")
         if path:
-            above, _, name = path.rpartition(".")
             if above not in self._modules:
                 self.add(above)
             parent = self._modules.get(above)
@@ -314,30 +316,29 @@ class Trails:
             wrapped = find_wrapped(module) if module._modules else None
             if wrapped is None:
                 self._modules[path] = module
-                self._sizes[path] = len(module._modules)
+                self._links.append((path, parent, name, module, len(module._modules)))
                 return
             module = wrapped
 
     def moved(self) -> list[str]:
         """List the paths where another module is now."""
         found = []
-        modules = self._modules
-        for path, module in modules.items():
-            if path:
-                above, _, name = path.rpartition(".")
-                there = modules[above]._modules.get(name)
+        for path, parent, name, module, _ in self._links:
+            if parent is not None:
+                there = parent._modules.get(name)
                 if there is not module and (there is None or unwrap(there) is not module):
                     found.append(path)
         return found
 
     def are_current(self) -> bool:
         """Tell whether the same modules are there and none was added; check them again."""
-        for path, module in self._modules.items():
-            if len(module._modules) != self._sizes[path]:
-                return False
-            self._check(module, path)
         if self._tree.model is not self._tree.root:
             self._check(self._tree.model, "")
+        for path, _, _, module, size in self._links:
+            if len(module._modules) != size:
+                return False
+            if module._compiled_call_impl is not None:
+                self._check(module, path)
         return not self.moved()
 
 

@@ -130,8 +130,7 @@ class Capture:
         this_thread: bool,
     ) -> None:
         self._model = model
-        self._options = options
-        Keeper(**options)  # bad options are told here, not in the block
+        self._keeper = Keeper(**options)
         self._visits = visits
         self._calls = calls
         self._last = last
@@ -150,7 +149,7 @@ class Capture:
         )
         self._tree: ModuleTree = attachable(model)
         self._sites: list[Site] = self._choose(self._tree)
-        self._copies = options["clone"] == "auto" and self._tree.facts.has_inplace
+        self._copies = self._keeper.copies(self._tree.facts.has_inplace)
         self._session: CaptureSession | None = None
         self._captured: Captured | None = None
 
@@ -183,7 +182,7 @@ class Capture:
         if self._session is not None and not self._session.trails.are_current():
             self._tree = attachable(self._model)
             self._sites = self._choose(self._tree)
-            self._copies = self._options["clone"] == "auto" and self._tree.facts.has_inplace
+            self._copies = self._keeper.copies(self._tree.facts.has_inplace)
             self._session.dispose()
             self._session = None
 
@@ -232,7 +231,7 @@ class Capture:
     def _make_session(self) -> CaptureSession:
         session = CaptureSession(self._tree, "hl.capture", this_thread=self._this_thread)
         session.is_reusable = True
-        session.keeper = Keeper(**self._options)
+        session.keeper = self._keeper
         session.visits = self._visits
         session.which_calls = self._calls
         session.copies = self._copies

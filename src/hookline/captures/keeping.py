@@ -41,9 +41,14 @@ def remember_overwritten(module: nn.Module | None, port: str) -> None:
         _overwritten.setdefault(module, set()).add(port)
 
 
+def has_overwritten() -> bool:
+    """Tell whether any captured value was overwritten before it was read."""
+    return bool(_overwritten)
+
+
 def was_overwritten(module: nn.Module, port: str) -> bool:
     """Tell whether a value captured here was overwritten before it was read."""
-    return bool(_overwritten) and port in _overwritten.get(module, ())
+    return port in _overwritten.get(module, ())
 
 
 class Kept:
@@ -103,6 +108,10 @@ class Keeper:
             return tensor
 
         self._change = change
+
+    def copies(self, has_inplace: bool) -> bool:
+        """Tell whether every value is copied in a model that has in-place modules or not."""
+        return self.clone is True or (self.clone == "auto" and has_inplace and not self.keep_graph)
 
     @property
     def is_plain(self) -> bool:

@@ -14,7 +14,7 @@ from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
-from hookline.captures.keeping import Keeper, Kept, was_overwritten
+from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwritten
 from hookline.captures.records import Place, VisitRecord
 from hookline.hooks.arguments import bind
 from hookline.hooks.functions import Which, is_among
@@ -34,7 +34,11 @@ class CaptureSession(Session):
     visits: Which = None
     which_calls: Which = None
     copies: bool = False
-    """Whether values are copied because the model has in-place modules."""
+    """Whether values are copied, as asked or because the model has in-place modules."""
+    copies_overwritten: bool = False
+    """Whether values are copied where one was found overwritten before."""
+    log: list[LogEntry] | None = None
+    """Where plain outputs are noted; None when something is asked that takes more."""
     awaited: dict[CaptureListener, set[int]] | None = None
     """What has to flow by before the forward may stop; None when it runs to its end."""
     saw_backward: bool = False
@@ -44,6 +48,10 @@ class CaptureSession(Session):
     def reset(self, captured: Captured) -> None:
         """Begin anew: results go to `captured`, and nothing was seen yet."""
         self.captured = weakref.ref(captured)
+        self.log = captured.log if self.is_plain else None
+        self.copies_overwritten = (
+            self.keeper.clone == "auto" and not self.keeper.keep_graph and has_overwritten()
+        )
         self.saw_backward = False
         self.other_thread_calls = 0
         for listener in self.listeners:
@@ -54,6 +62,7 @@ class CaptureSession(Session):
 
     def close(self) -> None:
         super().close()
+        self.log = None
         for listener in self.listeners:
             if isinstance(listener, CaptureListener):
                 listener.log = None  # a graph that lives on must not keep the results
@@ -110,6 +119,7 @@ class CaptureListener(Listener):
         self.is_exact = site.is_exact
         module = station.module
         self.place = Place(site.names, type(module).__name__, weakref.ref(module))
+        self.grad_reasons: dict[str, int] = {}
 
     def reset(self, session: CaptureSession) -> None:
         """Begin anew, for another `with`; the session calls it before it opens."""
@@ -117,16 +127,14 @@ class CaptureListener(Listener):
         """How many values were kept."""
         self.received = 0
         """How many gradients were kept."""
-        self.grad_reasons: dict[str, int] = {}
+        if self.grad_reasons:
+            self.grad_reasons = {}
         self.missed_leaf = 0
-        self.copy = session.keeper.clone is True or (
-            session.keeper.clone == "auto"
-            and not session.keeper.keep_graph
-            and (session.copies or was_overwritten(self.station.module, self.port))
+        self.copy = session.copies or (
+            session.copies_overwritten and was_overwritten(self.station.module, self.port)
         )
-        is_plain = session.is_plain and not self.copy and not self.leaf and self.port == "output"
-        captured = session.captured() if is_plain else None
-        self.log: list[LogEntry] | None = None if captured is None else captured.log
+        is_plain = not self.copy and not self.leaf and self.port == "output"
+        self.log: list[LogEntry] | None = session.log if is_plain else None
         """Where a tensor is noted that needs no more than that."""
 
     def where(self) -> str:
@@ -158,8 +166,10 @@ class CaptureListener(Listener):
 
     def note(self, call: Call, index: int, output: Any) -> bool:
         log = self.log
-        if log is None or type(output) is not Tensor or _is_special(output):
+        if log is None or type(output) is not Tensor:
             return False
+        if output.is_inference() or output.is_cuda or is_functorch_active():
+            return False  # needs care before it can be kept
         value = output.detach()
         log.append((self.place, call.index, index, value, value._version, None))
         self.fired += 1

@@ -22,8 +22,8 @@ from hookline._errors import AddressError, SessionError
 from hookline.addresses import Selection, Selector, Site, parse
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
-from hookline.hooks.junctions import Junction, refuse_tracing
-from hookline.hooks.sessions import CALL_CODE, Handle, Session
+from hookline.hooks.junctions import CALL_CODE, Junction, refuse_tracing
+from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import Listener, Station, Visit
 
 _Matcher = Callable[[nn.Module], bool]

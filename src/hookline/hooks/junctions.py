@@ -67,15 +67,17 @@ class _Plan:
 
 _NOTHING = _Plan([], [])
 
+CALL_CODE = nn.Module._call_impl.__code__
+"""What runs a module's hooks and forward."""
+
 
 class _Frame:
     """One execution of a module that is under way."""
 
-    __slots__ = ("exception", "received", "tap", "taps", "visits")
+    __slots__ = ("received", "tap", "taps", "visits")
 
     def __init__(self) -> None:
         self.visits: dict[Session, Visit] = {}
-        self.exception = sys.exc_info()[1]
         self.tap: tuple[Tensor, Tensor, gradients.RelayOne, int] | None = None
         """The only argument, its alias, who delivers its gradient, and the version it had."""
         self.taps: aliases.InputTaps | None = None
@@ -208,7 +210,13 @@ class Junction:
         return unbind(module, _trees.replace_tensors(bound, swaps), args, kwargs)
 
     def leave_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        *,
+        has_raised: bool = False,
     ) -> Any:
         """Run after the module's forward, also when it raised; None keeps the output."""
         stack = self.frames.get(get_ident())
@@ -223,7 +231,7 @@ class Junction:
                 session.end_root(visit)
             if visit.undo:
                 session.end_again(visit)
-        if output is None and sys.exc_info()[1] is not frame.exception:
+        if has_raised:
             with suppress(RuntimeError):  # the forward's own error is the one to hear of
                 self._settle(frame, None)
             return None
@@ -271,7 +279,6 @@ class Junction:
             call = session.active.get(get_ident())
             if call is not None and call.short_ways and call.short_ways[-1][0] is self:
                 frame = _Frame()
-                frame.exception = None
                 frame.visits[session] = Visit(station, call, call.short_ways.pop()[1])
                 return frame
         return None
@@ -366,12 +373,11 @@ class _PreHook(_ModuleHook):
             refuse_tracing()
         junction = self.junction
         solo = junction.plan.solo
-        if solo is not None:
+        if solo is not None and graph_task_id() == -1:
             # Inside a root call of the only session: count, and leave the rest to the post hook.
-            call = solo[0].active.get(get_ident())
-            is_plain = graph_task_id() == -1 and sys.exc_info()[0] is None
-            if is_plain and call is not None and call.depth:
-                station = solo[1]
+            session, station, _ = solo
+            call = session.active.get(get_ident())
+            if call is not None and call.depth:
                 counts = call.counts
                 index = counts.get(station, 0)
                 counts[station] = index + 1
@@ -387,20 +393,20 @@ class _PostHook(_ModuleHook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
+        # Torch calls it from another function when the forward raised; the output is None then.
+        has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
         junction = self.junction
         solo = junction.plan.solo
         if solo is not None:
-            call = solo[0].active.get(get_ident())
+            session, station, listener = solo
+            call = session.active.get(get_ident())
             if call is not None:
                 ways = call.short_ways
                 if ways and ways[-1][0] is junction:
                     index = ways.pop()[1]
-                    if output is None and sys.exc_info()[0] is not None:
-                        return None  # it raised
-                    _, station, listener = solo
-                    if listener.note(call, index, output):
+                    if has_raised or listener.note(call, index, output):
                         return None
                     visit = Visit(station, call, index)
                     new = listener.on_output(visit, module, args, kwargs, output)
                     return None if new is output else new
-        return junction.leave_call(module, args, kwargs, output)
+        return junction.leave_call(module, args, kwargs, output, has_raised=has_raised)

@@ -24,12 +24,10 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.aliases import Audit
-from hookline.hooks.junctions import Junction
+from hookline.hooks.junctions import CALL_CODE, Junction
 from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
-
-CALL_CODE = nn.Module._call_impl.__code__
 
 
 class _Region:
@@ -282,9 +280,11 @@ class Session:
             known.is_edited = True
 
     def _start_call(self, thread: int, *, is_implicit: bool) -> Call:
-        for junction, _ in self._junctions:  # what an interrupted call left behind
-            if junction.frames.get(thread):
-                junction.forget_frames(self, thread)
+        before = self.active.get(thread)
+        if before is not None and (before.depth or before.is_implicit):
+            for junction, _ in self._junctions:  # what an interrupted call left behind
+                if junction.frames.get(thread):
+                    junction.forget_frames(self, thread)
         call = Call(self.calls, thread, is_implicit, self.epoch)
         if self.follows_recompute and not call.grad_at_start:
             call.in_region = bool(checkpoints.recorded_regions())
