@@ -228,3 +228,10 @@ def test_bad_argument_is_told_when_the_action_is_made(make: Any, message: str) -
 def test_clip_with_limits_the_wrong_way_round_is_refused() -> None:
     with pytest.raises(ValueError, match=r"hl\.clip\(2, 1\): the lower limit is above the upper"):
         hl.clip(2, 1)
+
+
+def test_conditions_given_one_after_the_other_hold_together() -> None:
+    model = nn.Sequential(nn.Identity())
+    x = torch.ones(2, 3)
+    with hl.edit(model, {"0": hl.zero().where(rows=0).where(positions=1)}):
+        assert model(x).tolist() == [[1, 0, 1], [1, 1, 1]]

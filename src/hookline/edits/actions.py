@@ -67,22 +67,23 @@ class Action:
         calls: Which = None,
         rows: Places = None,
         positions: Places = None,
-        row_dim: int = 0,
-        position_dim: int = 1,
+        row_dim: int | None = None,
+        position_dim: int | None = None,
     ) -> Action:
-        """Give the same action under a condition.
+        """Give the same action under a condition; what is not given stays as it was.
 
         hl.add(vector).where(rows=[0, 2], positions=-1)
         """
-        return replace(
-            self,
-            visits=visits,
-            calls=calls,
-            rows=rows,
-            positions=positions,
-            row_dim=row_dim,
-            position_dim=position_dim,
-        )
+        given = {
+            "visits": visits,
+            "calls": calls,
+            "rows": rows,
+            "positions": positions,
+            "row_dim": row_dim,
+            "position_dim": position_dim,
+        }
+        changes: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+        return replace(self, **changes)
 
     def apply(self, value: Tensor, at: At) -> Tensor:
         """Change one tensor where the condition holds."""

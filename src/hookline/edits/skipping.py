@@ -27,8 +27,12 @@ class Skip:
         self.calls = calls
 
     def where(self, *, visits: Which = None, calls: Which = None) -> Skip:
-        """Give the same skip for some visits or calls only."""
-        return Skip(self.value, visits, calls)
+        """Give the same skip for some visits or calls only; what is not given stays as it was."""
+        return Skip(
+            self.value,
+            self.visits if visits is None else visits,
+            self.calls if calls is None else calls,
+        )
 
     def __repr__(self) -> str:
         return "skip(...)"
