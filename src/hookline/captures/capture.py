@@ -16,13 +16,14 @@ from hookline.addresses.pattern import escape
 from hookline.captures.captured import Captured
 from hookline.captures.keeping import Clone, Keeper, Reduce
 from hookline.captures.listening import (
+    AsideListener,
     CaptureListener,
     CaptureSession,
     ParameterCapture,
     StopForward,
 )
 from hookline.captures.reporting import make_report
-from hookline.hooks.functions import Which, check_leaf
+from hookline.hooks.functions import Which, check_leaf, check_which
 from hookline.hooks.refusals import attachable, leave_out_lazy
 
 P = ParamSpec("P")
@@ -33,7 +34,7 @@ Grads = bool | Literal["all"]
 def capture(
     model: nn.Module,
     *where: Selector,
-    inputs: bool = False,
+    inputs: bool | None = None,
     outputs: bool = True,
     grads: Grads = False,
     params: bool = False,
@@ -60,7 +61,8 @@ def capture(
     Args:
         model: any `nn.Module`.
         where: addresses, patterns, classes, predicates or modules; none means every module.
-        inputs: keep the arguments of the modules named without a port, by argument name.
+        inputs: keep the arguments of the modules named without a port, by argument name. By default
+            those of modules named one by one are kept aside, for `got["fc1"].inputs`.
         outputs: keep what they return.
         grads: keep the gradient of each captured output, and of each input named as `:input`;
             `"all"` also of what `inputs=True` adds. Gradients appear once backward has run.
@@ -118,7 +120,7 @@ class Capture:
         where: tuple[Selector, ...],
         options: dict[str, Any],
         *,
-        inputs: bool,
+        inputs: bool | None,
         outputs: bool,
         grads: Grads,
         params: bool,
@@ -131,8 +133,10 @@ class Capture:
     ) -> None:
         self._model = model
         self._keeper = Keeper(**options)
-        self._visits = visits
-        self._calls = calls
+        self._visits = check_which("visits", visits)
+        self._calls = check_which("calls", calls)
+        self._keeps_aside = inputs is None and outputs
+        self._left_out: list[Site] = []
         self._last = last
         self._stop = stop
         self._stage = 0 if before_edits else 2
@@ -145,7 +149,13 @@ class Capture:
         if grads not in (True, False, "all"):
             raise ValueError(f"grads={grads!r} must be True, False or 'all'")
         self._choose = functools.partial(
-            _choose_sites, where=where, inputs=inputs, outputs=outputs, grads=grads, params=params
+            _choose_sites,
+            where=where,
+            left_out=self._left_out,
+            inputs=bool(inputs),
+            outputs=outputs,
+            grads=grads,
+            params=params,
         )
         self._tree: ModuleTree = attachable(model)
         self._sites: list[Site] = self._choose(self._tree)
@@ -256,7 +266,11 @@ class Capture:
                 listener.gradients = True
             else:
                 listener.values = True
+            is_whole_output = site.port == "output" and not site.leaf and not site.is_grad
+            if self._keeps_aside and session.is_plain and site.is_exact and is_whole_output:
+                session.listen(AsideListener(session, listener))
         session.follows_recompute = any(one.gradients for one in listeners.values())
+        session.left_out = self._left_out
         return session
 
     def _awaited(self, session: CaptureSession) -> dict[CaptureListener, set[int]]:
@@ -273,12 +287,17 @@ def _choose_sites(
     tree: ModuleTree,
     *,
     where: tuple[Selector, ...],
+    left_out: list[Site],
     inputs: bool,
     outputs: bool,
     grads: Grads,
     params: bool,
 ) -> list[Site]:
-    """Turn what was asked for into sites, each value and each gradient once."""
+    """Turn what was asked for into sites, each value and each gradient once.
+
+    `left_out` receives what a pattern met and cannot be captured.
+    """
+    left_out.clear()
     if not (inputs or outputs or grads or params):
         raise ValueError("nothing to capture: inputs, outputs, grads and params are all False")
     selectors = list(where) or ["**"]
@@ -290,7 +309,7 @@ def _choose_sites(
             found[site.key] = site
 
     for selector in selectors:
-        sites = leave_out_lazy(resolve(tree, selector, default_port="output"))
+        sites = leave_out_lazy(resolve(tree, selector, default_port="output"), left_out)
         named: set[Any] = set()
         if inputs or not outputs or any(site.port == "input" for site in sites):
             # Sites with a port of their own are the same whatever the default is.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookline._errors import AmbiguousRead, NotCaptured
 from hookline._tables import Table
+from hookline._trees import Path as TreePath
 from hookline.captures.keeping import Kept
 from hookline.captures.reading import CapturedCall, CapturedVisit, Index, Reader
 from hookline.captures.records import ParameterRecord, Place, VisitRecord
@@ -37,6 +38,8 @@ class Captured(Reader):
     def __init__(self, *, is_last: bool = False) -> None:
         self.log: list[LogEntry] = []
         """What listeners noted in haste; put in order when somebody reads."""
+        self.aside: dict[tuple[str, int, int], tuple[Any, dict[TreePath, Kept]]] = {}
+        """Arguments by path, call and visit, kept for somebody who asks what went in."""
         self.index = Index(is_last)
         self._calls: list[CapturedCall] = []
 
@@ -69,6 +72,7 @@ class Captured(Reader):
         record = self._call(call).records.get((place.names[0], visit))
         if record is None:
             record = VisitRecord(place, call, visit)
+            record.aside = self.aside.pop((place.names[0], call, visit), None)
             self.add(record)
         return record
 
@@ -105,6 +109,7 @@ class Captured(Reader):
     def clear(self) -> None:
         """Forget everything captured so far; a capture that is open goes on."""
         self.log.clear()
+        self.aside.clear()
         self._calls.clear()
 
     # Reading.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ class CaptureSession(Session):
     """Whether values are copied where one was found overwritten before."""
     log: list[LogEntry] | None = None
     """Where plain outputs are noted; None when something is asked that takes more."""
+    left_out: Sequence[Site] = ()
+    """What a pattern met and cannot be captured."""
     awaited: dict[CaptureListener, set[int]] | None = None
     """What has to flow by before the forward may stop; None when it runs to its end."""
     saw_backward: bool = False
@@ -264,6 +267,38 @@ class CaptureListener(Listener):
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
                 f"Tensors there: {', '.join(there) or 'none'}."
             )
+
+
+class AsideListener(Listener):
+    """Keep the arguments of a module aside, for somebody who asks what went in."""
+
+    __slots__ = ("output",)
+
+    session: CaptureSession
+
+    def __init__(self, session: CaptureSession, output: CaptureListener) -> None:
+        super().__init__(
+            session, output.station, "input", values=True, gradients=False, stage=output.stage
+        )
+        self.output = output
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        captured = self.session.captured()
+        if captured is None or visit.is_recompute or visit.index is None:
+            return args, kwargs
+        held: dict[Path, Kept] = {}
+        output = self.output
+
+        def keep(path: Path, tensor: Tensor) -> Tensor:
+            kept = self.session.keeper.keep(tensor, output.where, copy=output.copy)
+            held[path] = kept
+            return kept.tensor
+
+        tree = _trees.freeze(bind(module, args, kwargs), keep)
+        captured.aside[output.place.names[0], visit.call.index, visit.index] = (tree, held)
+        return args, kwargs
 
 
 def _is_special(tensor: Tensor) -> bool:

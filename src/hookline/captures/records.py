@@ -33,8 +33,8 @@ NO_GRADIENT = {
         "call loss.backward()",
     ),
     "no backward": (
-        "no backward ran inside the `with` block",
-        "call loss.backward() inside the block",
+        "no backward reached a captured site inside the `with` block",
+        "call loss.backward() inside the block, with a loss that depends on it",
     ),
     # A record cannot tell whether one was asked for, or whether a backward ran.
     "none came": (
@@ -63,6 +63,7 @@ class VisitRecord:
 
     __slots__ = (
         "__weakref__",
+        "aside",
         "call",
         "grads",
         "kept",
@@ -80,6 +81,8 @@ class VisitRecord:
         self.module = place.module
         self.call = call
         self.visit = visit
+        self.aside: tuple[Any, dict[Path, Kept]] | None = None
+        """The arguments, where they were not asked for but kept aside."""
         self.trees: dict[tuple[str, Path], Any] = {}
         """What was captured at (port, leaf): a tree of tensors and plain values."""
         self.kept: dict[tuple[str, Path], Kept] = {}
@@ -107,6 +110,10 @@ class VisitRecord:
 
     def value(self, port: str, leaf: Path) -> Any:
         """Give a captured value; raise if it is not there or no longer what flowed."""
+        if port == "input" and self.aside is not None:  # somebody asks what went in
+            (tree, held), self.aside = self.aside, None
+            self.trees.setdefault((port, ()), tree)
+            self.kept.update({(port, path): kept for path, kept in held.items()})
         for depth in range(len(leaf) + 1):
             tree = self.trees.get((port, leaf[:depth]), self)
             if tree is self:

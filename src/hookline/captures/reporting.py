@@ -15,6 +15,7 @@ from hookline.addresses.pattern import escape
 from hookline.captures.listening import CaptureListener, CaptureSession, ParameterCapture
 from hookline.captures.records import NO_GRADIENT
 from hookline.hooks.reasons import fast_path_note, is_container, swap_notes, why_not_called
+from hookline.hooks.refusals import generator_kind
 
 _MOST_LINES = 8
 
@@ -88,7 +89,9 @@ class Report:
         warnings.warn(text, HooklineWarning, stacklevel=stacklevel + 1)
 
     def __str__(self) -> str:
-        return str(self.table())
+        table = self.table()
+        lines = [f"{one.address}: {one.status}: {one.reason}; {one.fix}" for one in self.problems]
+        return "\n".join([table.title, *lines, *self.notes])
 
     __repr__ = __str__
 
@@ -133,6 +136,16 @@ def make_report(session: CaptureSession) -> Report:
             captured.append((parameter.site.path, "parameter", (), parameter.site.is_grad))
         else:
             problems.append(_parameter_problem(session, parameter))
+    problems.extend(
+        Outcome(
+            site.address,
+            "no output",
+            f"its forward is a {generator_kind(site.module)}, which returns before its body runs",
+            "attach to the modules it calls",
+            is_expected=True,
+        )
+        for site in session.left_out
+    )
     notes = fast_path_note(tree, [station.module for station in session.stations])
     notes += swap_notes(session)
     if session.other_thread_calls:

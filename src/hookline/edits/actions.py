@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._errors import EditError
+from hookline._errors import EditError, HooklineError
 from hookline.captures.captured import Captured
-from hookline.hooks.functions import Which
+from hookline.hooks.functions import Which, check_which
 from hookline.hooks.visits import At
 
 Number = int | float
@@ -75,8 +75,8 @@ class Action:
         hl.add(vector).where(rows=[0, 2], positions=-1)
         """
         given = {
-            "visits": visits,
-            "calls": calls,
+            "visits": check_which("visits", visits),
+            "calls": check_which("calls", calls),
             "rows": rows,
             "positions": positions,
             "row_dim": row_dim,
@@ -87,7 +87,12 @@ class Action:
 
     def apply(self, value: Tensor, at: At) -> Tensor:
         """Change one tensor where the condition holds."""
-        new = self.change(value, at)
+        try:
+            new = self.change(value, at)
+        except RuntimeError as error:
+            if isinstance(error, HooklineError):
+                raise
+            raise EditError(f"{self.name} does not fit `{at.address}`: {error}") from error
         if self.rows is None and self.positions is None:
             return new
         if new.shape != value.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from hookline._tables import Table
 from hookline.addresses import Selector, Site, format_leaf, resolve
 from hookline.edits.actions import Action
 from hookline.edits.skipping import Skip, SkipListener
-from hookline.hooks.functions import Which, attach_function
+from hookline.hooks.functions import Which, attach_function, check_which
 from hookline.hooks.reasons import swap_notes, why_not_called
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -158,6 +159,8 @@ def edit(
             f"not {type(edits).__qualname__}."
         )
     pairs = list(edits.items()) if isinstance(edits, Mapping) else [tuple(one) for one in edits]
+    check_which("visits", visits)
+    check_which("calls", calls)
     if not pairs:
         raise ValueError("there is nothing to edit: give {address: action}")
     purpose = f"hl.edit({', '.join(str(where) for where, _ in pairs)})"
@@ -179,6 +182,10 @@ def edit(
                 session.listen(listener, prepend=prepend)
                 skips.append(listener)
                 continue
+            if getattr(action, "__module__", "") == Action.__module__ and inspect.isfunction(
+                action
+            ):
+                raise TypeError(f"`{site.address}`: write hl.{action.__name__}(...), with brackets")
             if not callable(action) and not isinstance(action, Action):
                 raise TypeError(
                     f"`{site.address}`: an edit is an action such as hl.scale(0), or a function "

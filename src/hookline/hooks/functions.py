@@ -21,8 +21,8 @@ from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import KEEP, MISSING, At, Listener, Station, Visit, describe
 
 HookFunction = Callable[[Any, At], Any]
-Which = int | Container[int] | None
-"""One number, several, or None for all."""
+Which = int | slice | Container[int] | None
+"""One number, several, a slice of them, or None for all."""
 
 
 def is_among(number: int | None, which: Which) -> bool:
@@ -31,7 +31,34 @@ def is_among(number: int | None, which: Which) -> bool:
         return True
     if number is None:
         return False
-    return number == which if isinstance(which, int) else number in which
+    if isinstance(which, int):
+        return number == which
+    if isinstance(which, slice):
+        start = which.start or 0
+        is_before = which.stop is None or number < which.stop
+        return number >= start and is_before and (number - start) % (which.step or 1) == 0
+    return number in which
+
+
+def check_which(name: str, which: Any) -> Which:
+    """Give back what selects visits or calls; raise at once for what cannot."""
+    is_numbers = isinstance(which, Container) and not isinstance(which, (str, bytes))
+    if which is None or is_numbers or (isinstance(which, int) and not isinstance(which, bool)):
+        return which  # type: ignore[no-any-return]
+    if isinstance(which, slice):
+        parts = [one or 0 for one in (which.start, which.stop, which.step)]
+        if all(isinstance(one, int) and one >= 0 for one in parts):
+            return which
+    raise TypeError(
+        f"{name}={which!r} selects nothing: give a number, several in a list, set or range, "
+        "or a slice of numbers from 0"
+    )
+
+
+def check_function(function: object, what: str) -> None:
+    """Raise at once for a hook that cannot be called."""
+    if not callable(function):
+        raise TypeError(f"{what} takes a function, not {type(function).__qualname__}")
 
 
 class Options(TypedDict, total=False):
@@ -267,6 +294,9 @@ def hook(
         handle = hl.hook(model, "fc1:output.grad", lambda grad, at: print(at.address, grad.norm()))
         handle.remove()
     """
+    check_function(function, "hl.hook")
+    check_which("visits", visits)
+    check_which("calls", calls)
     if edit and before_edits:
         raise ValueError("an edit cannot run before edits; drop before_edits, or use prepend=True.")
     options: Options = {

@@ -56,13 +56,15 @@ def generator_kind(module: nn.Module) -> str | None:
     return "coroutine" if flags & inspect.CO_COROUTINE else "async generator"
 
 
-def leave_out_lazy(sites: list[Site]) -> list[Site]:
+def leave_out_lazy(sites: list[Site], left_out: list[Site] | None = None) -> list[Site]:
     """Drop modules without an output that only a pattern met; raise if nothing else was named."""
-    left = [
-        one
-        for one in sites
-        if one.is_exact or generator_kind(one.module) is None or (one.parameter and one.is_grad)
-    ]
+    left = []
+    for one in sites:
+        has_output = generator_kind(one.module) is None
+        if one.is_exact or has_output or (one.parameter and one.is_grad):
+            left.append(one)
+        elif left_out is not None:
+            left_out.append(one)
     if not left:
         refuse_module(sites[0].module, sites[0].path)
     return left

@@ -11,6 +11,7 @@ from hookline._errors import AddressError, EditError
 from hookline.addresses import Selector, Site, resolve
 from hookline.hooks import everywhere, observing
 from hookline.hooks.backward import BackwardListener
+from hookline.hooks.functions import check_function
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import Listener, Station, Visit, describe
@@ -137,6 +138,7 @@ def register_forward_pre_hook(
     `with_kwargs=True` the hook is `hook(module, args, kwargs)` and returns `(args, kwargs)`.
     `model=None` means every module of every model.
     """
+    check_function(hook, "hl.register_forward_pre_hook")
     return _attach(
         "register_forward_pre_hook",
         model,
@@ -159,6 +161,7 @@ def register_forward_hook(
     With `with_kwargs=True` the hook is `hook(module, args, kwargs, output)`.
     `model=None` means every module of every model.
     """
+    check_function(hook, "hl.register_forward_hook")
     return _attach(
         "register_forward_hook",
         model,
@@ -180,6 +183,7 @@ def register_backward_pre_hook(
     A return (a tuple, or a tensor where there is one output) replaces them.
     `model=None` means every module of every model.
     """
+    check_function(hook, "hl.register_backward_pre_hook")
     return _attach(
         "register_backward_pre_hook",
         model,
@@ -204,6 +208,7 @@ def register_backward_hook(
     a gradient is called at the end of backward, with None for each input.
     `model=None` means every module of every model.
     """
+    check_function(hook, "hl.register_backward_hook")
 
     def make(session: Session, station: Station) -> list[Listener]:
         return [
