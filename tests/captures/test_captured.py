@@ -189,11 +189,8 @@ def test_site_that_was_not_asked_for_names_the_nearest(got: hl.Captured) -> None
 
 def test_port_that_was_not_captured_names_what_is_there(twice: hl.Captured) -> None:
     with pytest.raises(hl.NotCaptured) as caught:
-        twice["fc:input.input", 0]
-    assert str(caught.value) == (
-        "`fc:input.input` was not captured; of this module there is: `fc:output`. "
-        "Name it in hl.capture(model, 'fc:input.input')."
-    )
+        twice["fc:output[1]", 0]
+    assert "this value has no such leaf" in str(caught.value)
     with pytest.raises(hl.NotCaptured, match=r"no parameters of `fc` were captured; use"):
         twice["fc", 0].params
 
@@ -281,3 +278,38 @@ def test_overwritten_value_is_marked_in_the_table() -> None:
     table = got.table()
     assert next(iter(table))["norm"] == ""
     assert table.notes == ("1 values were overwritten in place; capture with clone=True.",)
+
+
+def test_arguments_of_a_module_named_by_itself_are_kept_aside() -> None:
+    net, x = Net(), torch.ones(1, 3)
+    with hl.capture(net, "fc1") as got:
+        net(x)
+    assert len(got.table()) == 1
+    assert torch.equal(got["fc1"].inputs["input"], x)
+    assert torch.equal(got["fc1:input[0]"], x)
+
+
+def test_arguments_that_were_not_kept_say_what_is_there() -> None:
+    net, x = Net(), torch.ones(1, 3)
+    for options in ({"where": "fc*"}, {"where": "fc1", "inputs": False}):
+        with hl.capture(net, options.pop("where"), **options) as got:
+            net(x)
+        with pytest.raises(hl.NotCaptured) as caught:
+            got["fc1"].inputs
+        assert str(caught.value) == (
+            "`fc1:input` was not captured; of this module there is: `fc1:output`. "
+            "Name it in hl.capture(model, 'fc1:input'), or pass inputs=True."
+        )
+
+
+def test_arguments_changed_inside_the_module_are_told() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x += 1
+            return x * 2
+
+    model = nn.Sequential(Adding())
+    with hl.capture(model, "0") as got:
+        model(torch.ones(2))
+    with pytest.raises(hl.Overwritten, match=r"0:input\.x"):
+        got["0"].inputs

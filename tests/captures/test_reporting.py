@@ -148,7 +148,9 @@ def test_module_that_raised_never_returned() -> None:
 
 
 GRADIENT_REASONS = {
-    "no backward ran inside the `with` block": lambda net: net(torch.ones(1, 3)),
+    "no backward reached a captured site inside the `with` block": lambda net: net(
+        torch.ones(1, 3)
+    ),
     "it ran under torch.no_grad() or inference_mode": lambda net: torch.no_grad()(net)(
         torch.ones(1, 3)
     ),
@@ -196,7 +198,7 @@ def test_parameter_gradients_have_their_reasons() -> None:
         "fc1.weight:grad: no gradient: it is frozen (requires_grad=False); unfreeze it" in told[0]
     )
     got, _ = run(net, "fc1.bias:grad", step=lambda: net(torch.ones(1, 3)))
-    assert the_one(got).reason == "no backward ran inside the `with` block"
+    assert the_one(got).reason == "no backward reached a captured site inside the `with` block"
 
     def grad_only() -> None:
         torch.autograd.grad(net(torch.ones(1, 3)).sum(), net.fc1.bias)
@@ -232,6 +234,7 @@ def test_report_is_a_table_of_what_is_missing() -> None:
     report = got.report()
     assert report.table().title == "1 of 2 sites captured"
     assert [row["site"] for row in report.table()] == ["unused:output"]
-    assert str(report) == repr(report) == str(report.table())
+    assert str(report) == repr(report)
+    assert "unused:output: never called: the model ran without calling it" in str(report)
     assert "unused:output" in report._repr_html_()
     assert report.why("used") == ""

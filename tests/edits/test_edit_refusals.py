@@ -63,10 +63,12 @@ def test_error_in_an_edit_gains_a_note_and_removes_all_edits() -> None:
     assert same(net(x), plain)
 
 
-def test_value_that_does_not_broadcast_gains_a_note() -> None:
+def test_value_that_does_not_broadcast_names_the_site() -> None:
     net = Net()
     hl.edit(net, {"fc1": hl.add(torch.ones(5))})
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(
+        hl.EditError, match=r"add\(tensor\(5,\)\) does not fit `fc1:output`"
+    ) as caught:
         net(torch.ones(1, 3))
     assert "hl.edit(fc1) at `fc1:output`, call 0, visit 0" in caught.value.__notes__[0]
 
@@ -76,3 +78,37 @@ def test_edit_of_an_inference_tensor_works() -> None:
     right = net.fc2(net.act(net.fc1(x) * 2))
     with hl.edit(net, {"fc1": hl.scale(2)}), torch.inference_mode():
         assert torch.equal(net(x), right)
+
+
+def test_action_without_brackets_says_so() -> None:
+    with pytest.raises(TypeError, match=r"write hl.zero\(...\), with brackets"):
+        hl.edit(Net(), {"fc1": hl.zero})
+
+
+@pytest.mark.parametrize("which", ["first", 1.5, slice(-1, None), True])
+def test_visits_that_select_nothing_are_refused_at_once(which: Any) -> None:
+    net = Net()
+    for attach in (
+        lambda: hl.edit(net, {"fc1": hl.zero()}, visits=which),
+        lambda: hl.hook(net, "fc1", print, calls=which),
+        lambda: hl.capture(net, "fc1", visits=which),
+        lambda: hl.zero().where(calls=which),
+    ):
+        with pytest.raises(TypeError, match="selects nothing: give a number"):
+            attach()
+    assert not len(hl.inventory(net))
+
+
+def test_slice_of_calls_is_followed() -> None:
+    net, seen = Net(), []
+    with hl.hook(net, "fc1", lambda value, at: seen.append(at.call), calls=slice(1, None, 2)):
+        for _ in range(5):
+            net(torch.ones(1, 3))
+    assert seen == [1, 3]
+
+
+def test_hook_that_is_no_function_is_refused_at_once() -> None:
+    net = Net()
+    for attach in (hl.hook, hl.register_forward_hook, hl.register_backward_hook):
+        with pytest.raises(TypeError, match="takes a function, not NoneType"):
+            attach(net, "fc1", None)

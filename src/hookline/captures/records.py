@@ -133,7 +133,8 @@ class VisitRecord:
         raise NotCaptured(
             f"`{self.address(port, leaf)}` was not captured; of this module there is: "
             f"{', '.join(f'`{part}`' for part in parts) or 'nothing'}. "
-            f"Name it in hl.capture(model, '{self.address(port, leaf)}')."
+            f"Name it in hl.capture(model, '{self.address(port, leaf)}')"
+            + (", or pass inputs=True." if port == "input" and not leaf else ".")
         )
 
     def _check_whole(self, port: str, leaf: Path) -> None:
