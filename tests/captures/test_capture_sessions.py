@@ -102,9 +102,7 @@ def test_backward_after_the_block_gives_no_gradient() -> None:
     capture = hl.capture(net, "fc1", grads=True)
     got = capture.__enter__()
     loss = net(torch.ones(1, 3)).sum()
-    with pytest.warns(
-        hl.HooklineWarning, match="no backward reached a captured site"
-    ):
+    with pytest.warns(hl.HooklineWarning, match="no backward reached a captured site"):
         capture.__exit__(None, None, None)
     loss.backward()
     assert got["fc1"].output.grad is None

@@ -170,9 +170,7 @@ def test_module_under_no_grad_inside_a_forward_with_grad() -> None:
 def test_backward_after_the_block_is_the_reason_reported() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with (
-        pytest.warns(
-            hl.HooklineWarning, match="no backward reached a captured site"
-        ),
+        pytest.warns(hl.HooklineWarning, match="no backward reached a captured site"),
         hl.capture(model, "0", grads=True) as got,
     ):
         loss = model(torch.ones(1, 2)).sum()
