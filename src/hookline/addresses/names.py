@@ -10,6 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -35,8 +36,7 @@ _HIDDEN = "parametrizations"
 _MOST_NAMES_OF_PARENT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleEntry:
+class ModuleEntry(NamedTuple):
     """Name one module of a tree."""
 
     names: tuple[str, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -21,9 +21,10 @@ from hookline.addresses.pattern import compile_path, escape, read_exact
 _PORT_ORDER = {"input": 0, "output": 1, "parameter": 2}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class Site(NamedTuple):
     """Say where one value of a model is; two are equal when they name the same value."""
+
+    # A tuple, not a dataclass: one is made for each module whenever something is attached.
 
     names: tuple[str, ...]
     """The paths of the module, or the full paths of the parameter."""

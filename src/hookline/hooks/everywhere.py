@@ -24,7 +24,7 @@ from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
 from hookline.hooks.junctions import CALL_CODE, Junction, refuse_tracing
 from hookline.hooks.sessions import Handle, Session
-from hookline.hooks.visits import Listener, Station, Visit
+from hookline.hooks.visits import Call, Listener, Station, Visit
 
 _Matcher = Callable[[nn.Module], bool]
 _Maker = Callable[[Session, Station, Site], list[Listener]]
@@ -122,7 +122,7 @@ class _GlobalSession(Session):
             self._note_regions(visit)
         return visit
 
-    def end_root(self, visit: Visit) -> None:
+    def end_root(self, call: Call) -> None:
         return None
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> Any:

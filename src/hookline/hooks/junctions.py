@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 class _Plan:
     """What is asked at a module now; replaced, never changed, when a session comes or goes."""
 
-    __slots__ = ("input_gradients", "inputs", "output_gradients", "outputs", "solo", "stations")
+    __slots__ = (
+        "bare_root",
+        "input_gradients",
+        "inputs",
+        "output_gradients",
+        "outputs",
+        "solo",
+        "stations",
+    )
 
     def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
         if len(listeners) > 1:
@@ -57,6 +65,10 @@ class _Plan:
                 (self.inputs if is_input else self.outputs).append(one)
             if one.gradients:
                 (self.input_gradients if is_input else self.output_gradients).append(one)
+        self.bare_root: tuple[Session, Station] | None = None
+        """The one session whose root this is, if nobody asks for anything: calls are counted."""
+        if len(stations) == 1 and not listeners and stations[0][1].is_root:
+            self.bare_root = stations[0]
         self.solo: tuple[Session, Station, Listener] | None = None
         """The only one who asks here, if it is for output values and nothing else: a short way."""
         if len(listeners) == len(self.outputs) == len(stations) == 1 and not listeners[0].gradients:
@@ -227,8 +239,8 @@ class Junction:
         if not visits:
             return None
         for session, visit in visits.items():
-            if visit.station.is_root:
-                session.end_root(visit)
+            if visit.station.is_root and not visit.is_recompute:
+                session.end_root(visit.call)
             if visit.undo:
                 session.end_again(visit)
         if has_raised:
@@ -384,6 +396,10 @@ class _PreHook(_ModuleHook):
                 station.runs += 1
                 call.short_ways.append((junction, index))
                 return None
+        bare = junction.plan.bare_root
+        if bare is not None and graph_task_id() == -1:
+            bare[0].begin(bare[1], get_ident(), -1)
+            return None
         return junction.enter(module, args, kwargs)
 
 
@@ -409,4 +425,10 @@ class _PostHook(_ModuleHook):
                     visit = Visit(station, call, index)
                     new = listener.on_output(visit, module, args, kwargs, output)
                     return None if new is output else new
+        bare = junction.plan.bare_root
+        if bare is not None and not junction.frames.get(get_ident()):
+            call = bare[0].active.get(get_ident())
+            if call is not None and graph_task_id() == -1:
+                bare[0].end_root(call)
+            return None
         return junction.leave_call(module, args, kwargs, output, has_raised=has_raised)

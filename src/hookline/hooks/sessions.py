@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from hookline._errors import SessionError
+from hookline._torch import top_saved_tensor_hooks
 from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
@@ -256,7 +257,7 @@ class Session:
         station.runs += 1
         visit = Visit(station, call, index)
         if self.follows_recompute and (
-            checkpoints.in_checkpoint() is not None or not torch.is_grad_enabled()
+            top_saved_tensor_hooks(False) is not None or not torch.is_grad_enabled()
             if call.grad_at_start
             else call.in_region
         ):
@@ -265,11 +266,11 @@ class Session:
                 self.note_edit(visit)
         return visit
 
-    def end_root(self, visit: Visit) -> None:
+    def end_root(self, call: Call) -> None:
         """Learn that an execution of the root ended."""
-        if not visit.is_recompute and visit.call.depth:
-            visit.call.depth -= 1
-            if self.audits and not visit.call.depth:
+        if call.depth:
+            call.depth -= 1
+            if self.audits and not call.depth:
                 audits, self.audits = self.audits, []
                 for audit in audits:
                     audit.refuse_change()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -201,7 +200,7 @@ def _site_rows(site: Site, observed: Mapping[Site, _Metadata] | None) -> list[di
     # By leaf, so that the shapes of one leaf stand together; sorting is stable.
     order = {leaf: i for i, leaf in enumerate(dict.fromkeys(seen.leaf for seen in listener.seen))}
     return [
-        row | seen._asdict() | {"address": replace(site, leaf=seen.leaf).address, "visits": visits}
+        row | seen._asdict() | {"address": site._replace(leaf=seen.leaf).address, "visits": visits}
         for seen, visits in sorted(listener.seen.items(), key=lambda item: order[item[0].leaf])
     ]
 
