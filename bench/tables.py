@@ -66,9 +66,18 @@ def judge(figure: float, target: float | None) -> str:
     return f"<= {target:.3g} {'met' if figure <= target else 'MISSED'}"
 
 
+_GPU = "## On a GPU"
+
+
 def write_page(path: Path, tables: list[Table], arguments: list[str]) -> None:
-    """Write the tables with the date, the machine and the versions they are from."""
+    """Write the tables with the date, the machine and the versions they are from.
+
+    What the page says of a GPU is written by hand and stays.
+    """
     import hookline
+
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    by_hand = old[old.index(_GPU) :] if _GPU in old else ""
 
     head = [
         "# What hooks cost\n",
@@ -84,7 +93,7 @@ def write_page(path: Path, tables: list[Table], arguments: list[str]) -> None:
         "in a real one the same hooks cost a smaller share.\n",
     ]
     text = "\n".join(head) + "\n" + "\n\n".join(table.markdown() for table in tables) + "\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text + (f"\n{by_hand}" if by_hand else ""), encoding="utf-8")
 
 
 def read_cpu() -> str:
