@@ -285,3 +285,52 @@ def test_accumulate_hooks_run_in_the_order_of_their_dictionary() -> None:
     hooks[handle.id] = hooks.pop(handle.id)
     (parameter * 2).sum().backward()
     assert order == ["second", "first"]
+
+
+def test_creation_meta_tells_views_made_at_once() -> None:
+    base = torch.ones(4, requires_grad=True) * 1
+    assert _torch.creation_meta(base.view(2, 2)) != _torch.CreationMeta.MULTI_OUTPUT_NODE
+    assert _torch.creation_meta(base.chunk(2)[0]) == _torch.CreationMeta.MULTI_OUTPUT_NODE
+
+
+def test_forward_hooks_are_added_and_removed_without_a_trace() -> None:
+    module = nn.Linear(2, 2)
+    before = {name: dict(value) for name, value in vars(module).items() if "_hooks" in name}
+    seen = []
+    key = _torch.add_forward_hooks(
+        module,
+        lambda m, args, kwargs: seen.append(("pre", len(args), kwargs)),
+        lambda m, args, kwargs, output: seen.append(("post", output.shape)),
+    )
+    module(torch.ones(1, 2))
+    assert seen == [("pre", 1, {}), ("post", torch.Size([1, 2]))]
+    other = module.register_forward_hook(lambda *args: None)
+    assert other.id != key
+    other.remove()
+    _torch.remove_forward_hooks(module, key)
+    after = {name: dict(value) for name, value in vars(module).items() if "_hooks" in name}
+    assert before == after
+
+
+def test_tensor_hook_without_a_handle_edits_as_a_registered_one() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    _torch.add_tensor_hook(y, lambda grad: grad * 3)
+    y.register_hook(lambda grad: grad + 1)
+    y.sum().backward()
+    assert x.grad.tolist() == [8, 8]
+
+
+def test_function_applied_directly_is_in_the_graph() -> None:
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.detach()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 3
+
+    x = torch.ones(2, requires_grad=True)
+    _torch.apply_function(Triple, x).sum().backward()
+    assert x.grad.tolist() == [3, 3]
