@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from hookline._errors import UnsupportedModel
 from hookline.hooks.functions import hook
 from hookline.hooks.inventory import inventory
+from hookline.hooks.origins import find_origin
 
 
 class Net(nn.Module):
@@ -201,16 +202,23 @@ def test_hookline_shows_what_it_does(net: Net) -> None:
     both = "hl.hook('fc1'); hl.hook(['fc1:input.grad'])"
     assert rows == [
         ("(root)", "hookline", both, "", "hookline"),
-        ("fc1", "hookline", both, "", "hookline"),
+        ("fc1", "hookline", both, find_origin(look).location, "hookline"),
     ]
     assert rows_of(net) == []
 
 
 def test_hookline_shows_at_parameters(net: Net) -> None:
     with hook(net, "fc1.weight:grad", look):
-        assert ("fc1.weight", "hookline", "hl.hook('fc1.weight:grad')", "", "hookline") in rows_of(
-            net
-        )
+        purpose, line = "hl.hook('fc1.weight:grad')", find_origin(look).location
+        assert ("fc1.weight", "hookline", purpose, line, "hookline") in rows_of(net)
+
+
+def test_hookline_on_every_module_shows_by_what_was_asked(net: Net) -> None:
+    with hook(None, nn.Linear, look):
+        rows = rows_of(net)
+    assert len(rows) == 1
+    assert rows[0][:2] == ("*", "hookline")
+    assert rows[0][2].startswith("hl.hook(None, ")
 
 
 def test_copy_and_pickle_show_as_leftovers(net: Net) -> None:

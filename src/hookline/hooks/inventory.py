@@ -21,6 +21,7 @@ from hookline.addresses import ModuleTree
 from hookline.hooks.junctions import _forget_hook, _ModuleHook
 from hookline.hooks.origins import find_origin
 from hookline.hooks.parameters import ParameterListener
+from hookline.hooks.sessions import Session
 
 _COLUMNS = ("where", "kind", "function", "file:line", "owner")
 
@@ -110,8 +111,8 @@ def _global_rows() -> Iterator[_Row]:
     for attribute, kind in _GLOBAL_HOOKS.items():
         if kind == "backward":
             kind = _backward_kind(torch_module._global_is_full_backward_hook)
-        for hook in getattr(torch_module, attribute).values():
-            yield _plain_row("*", kind, hook)
+        hooks = getattr(torch_module, attribute).values()
+        yield from _folded_rows("*", ((kind, hook) for hook in hooks))
 
 
 def _module_rows(tree: ModuleTree) -> Iterator[_Row]:
@@ -166,14 +167,25 @@ def _folded_rows(where: str, hooks: Iterator[tuple[str, Any]]) -> Iterator[_Row]
 def _hookline_row(where: str, hook: Any) -> _Row | None:
     if isinstance(hook, _ModuleHook):
         purposes = "; ".join(session.purpose for session in hook.junction.sessions())
-        return _Row(where, _HOOKLINE, purposes, "", _HOOKLINE)
+        functions = [getattr(one, "function", None) for one in hook.junction.listeners()]
+        return _Row(where, _HOOKLINE, purposes, _locate(functions), _HOOKLINE)
     if hook is _forget_hook:
         return _Row(where, _LEFTOVER, "of a copy; goes at the first call", "", _HOOKLINE)
     if isinstance(hook, functools.partial) and hook.args == (_LEFT_BEHIND,):
         return _Row(where, _LEFTOVER, "of a pickle; does nothing", "", _HOOKLINE)
     if isinstance(hook, MethodType) and isinstance(hook.__self__, ParameterListener):
-        return _Row(where, _HOOKLINE, hook.__self__.session.purpose, "", _HOOKLINE)
+        listener = hook.__self__
+        location = _locate([listener.function])
+        return _Row(where, _HOOKLINE, listener.session.purpose, location, _HOOKLINE)
+    if isinstance(hook, MethodType) and isinstance(hook.__self__, Session):  # on every module
+        return _Row(where, _HOOKLINE, hook.__self__.purpose, "", _HOOKLINE)
     return None
+
+
+def _locate(functions: list[Any]) -> str:
+    """Say where the user's functions behind hookline's own hook were written."""
+    found = [find_origin(getattr(one, "edit", one)) for one in functions if one is not None]
+    return "; ".join(dict.fromkeys(one.location for one in found if one.owner != _HOOKLINE))
 
 
 def _plain_row(where: str, kind: str, hook: Any) -> _Row:

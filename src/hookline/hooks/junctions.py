@@ -161,6 +161,10 @@ class Junction:
         """List who listens here."""
         return [session for session, _ in self._stations]
 
+    def listeners(self) -> list[Listener]:
+        """List what is asked here."""
+        return self._listeners
+
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
