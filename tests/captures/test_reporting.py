@@ -238,3 +238,12 @@ def test_report_is_a_table_of_what_is_missing() -> None:
     assert "unused:output: never called: the model ran without calling it" in str(report)
     assert "unused:output" in report._repr_html_()
     assert report.why("used") == ""
+
+
+def test_part_of_a_nested_output_without_gradient_is_named() -> None:
+    """The report has it; no warning, because few use all that an LSTM returns."""
+    model = nn.Sequential(nn.LSTM(3, 2))
+    with hl.capture(model, "0", grads=True) as got:
+        out, (_, cell) = model(torch.randn(4, 1, 3))
+        (out.sum() + cell.sum()).backward()
+    assert [one.address for one in got.report().problems] == ["0:output[1][0].grad"]

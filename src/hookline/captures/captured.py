@@ -112,6 +112,16 @@ class Captured(Reader):
         self.aside.clear()
         self._calls.clear()
 
+    def leaves_without_gradient(self, path: str, port: str) -> list[TreePath]:
+        """List the tensors of a nested value that never had a gradient and could have had one."""
+        found: dict[TreePath, bool] = {}
+        for call in self._calls:  # nested values are never only noted
+            for record in call.records.values():
+                if record.path == path:
+                    for leaf, has_gradient in record.leaf_gradients(port):
+                        found[leaf] = found.get(leaf, False) or has_gradient
+        return [leaf for leaf, has_gradient in found.items() if not has_gradient]
+
     # Reading.
 
     def _visits(self, path: str) -> list[CapturedVisit]:

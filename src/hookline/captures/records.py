@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -180,6 +180,12 @@ class VisitRecord:
                 place = place.setdefault(key, {})
             place[path[-1]] = self._sum(port, path, backward)
         return nested
+
+    def leaf_gradients(self, port: str) -> Iterator[tuple[Path, bool]]:
+        """Yield each leaf of a nested value that may have a gradient, and whether it has."""
+        for where, leaf in self.kept:
+            if where == port and leaf and (port, leaf) not in self.reasons:
+                yield leaf, (port, self._first_place(port, leaf)) in self.grads
 
     def why_no_gradient(self, port: str) -> str:
         """Give the key of the reason why this port has no gradient."""

@@ -128,6 +128,7 @@ def make_report(session: CaptureSession) -> Report:
         if listener.gradients:
             if listener.received:
                 captured.append((path, listener.port, listener.leaf, True))
+                problems.extend(_leaf_problems(session, listener))
             elif listener.station.runs or not listener.values:
                 problems.append(_gradient_problem(session, tree, listener))
     for parameter in session.parameters:
@@ -191,6 +192,23 @@ def _not_called(
     status = "bypassed" if reason.is_bypass else "never called"
     is_expected = is_container(module) and not listener.is_exact
     return Outcome(address, status, reason.what, reason.fix, is_expected)
+
+
+def _leaf_problems(session: CaptureSession, listener: CaptureListener) -> list[Outcome]:
+    """Name the parts of a nested value that got no gradient while others did.
+
+    Few use all that an LSTM returns, so the report has them and the warning has not.
+    """
+    results = session.captured()
+    if results is None or not listener.values:
+        return []
+    what, fix = NO_GRADIENT["not reached"]
+    path, port, wanted = listener.station.path, listener.port, listener.leaf
+    return [
+        Outcome(_write((path, port, leaf, True)), "no gradient", what, fix, is_expected=True)
+        for leaf in results.leaves_without_gradient(path, port)
+        if leaf[: len(wanted)] == wanted
+    ]
 
 
 def _filtered(session: CaptureSession, address: str) -> Outcome:

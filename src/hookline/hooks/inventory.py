@@ -108,11 +108,14 @@ def _list(owners: Counter[str]) -> str:
 
 
 def _global_rows() -> Iterator[_Row]:
+    return _folded_rows("*", _global_hooks())
+
+
+def _global_hooks() -> Iterator[tuple[str, Any]]:
     for attribute, kind in _GLOBAL_HOOKS.items():
         if kind == "backward":
             kind = _backward_kind(torch_module._global_is_full_backward_hook)
-        hooks = getattr(torch_module, attribute).values()
-        yield from _folded_rows("*", ((kind, hook) for hook in hooks))
+        yield from ((kind, hook) for hook in getattr(torch_module, attribute).values())
 
 
 def _module_rows(tree: ModuleTree) -> Iterator[_Row]:
