@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from backwards import measure_grads, measure_module_backward
 from forwards import measure_capture, measure_edit
+from insides import measure_inside
 from leftovers import measure_idle, measure_import, measure_memory
 from tables import Table, write_page
 
@@ -31,6 +32,7 @@ def main() -> None:
         "module_backward": lambda: measure_module_backward(rounds),
         "idle": lambda: measure_idle(rounds),
         "edit": lambda: measure_edit(rounds),
+        "inside": lambda: measure_inside(rounds, options.peers),
         "import": lambda: measure_import(3 if options.quick else 10),
         "memory": measure_memory,
     }

@@ -105,19 +105,33 @@ def test_address_parses_into_parts(text: str, expected: Address) -> None:
         ),
         ('a["x"]', 1, 'a key follows a port: write `a:output["x"]`'),
         (
-            "a.attn@scores",
+            "a.attn@",
             6,
-            "names inside `forward` (`@name`, `/operation`) are not supported; "
+            "the name of a variable follows `@`, as in `attn@scores` or `attn/softmax`; "
             r"if `@` is part of a module's name, write `\@`",
         ),
         (
-            "/softmax[1]",
+            "/",
             0,
-            "names inside `forward` (`@name`, `/operation`) are not supported; "
+            "the name of an operation follows `/`, as in `attn@scores` or `attn/softmax`; "
             r"if `/` is part of a module's name, write `\/`",
         ),
-        ("a:grad.x", 6, "nothing follows `:grad`, the gradient of a whole parameter"),
-        ("a:grad.grad", 6, "nothing follows `:grad`, the gradient of a whole parameter"),
+        ("a/softmax.x", 2, "an operation has one name, without dots, as in `attn/softmax`"),
+        ("a@3", 2, "`3` is no name; a module is written before `@`"),
+        (
+            "a@x[y]",
+            3,
+            "brackets after the name of a variable hold which one it is: `[0]`, `[-1]`; "
+            "an item of its value is written `:output[0]`",
+        ),
+        (
+            "a@x:input",
+            3,
+            "a variable has no input; the arguments of an operation are `/name:input`",
+        ),
+        ("a@x y", 3, "after the name comes which one (`[0]`), a port (`:output`) or `:grad`"),
+        ("a:grad.x", 6, "nothing follows `:grad`, the gradient of the whole"),
+        ("a:grad.grad", 6, "nothing follows `:grad`, the gradient of the whole"),
         (
             "a:output.grad.x",
             8,

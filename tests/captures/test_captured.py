@@ -62,8 +62,8 @@ def test_address_and_attribute_read_the_same(got: hl.Captured) -> None:
 def test_visit_says_what_it_is(got: hl.Captured) -> None:
     visit = got["fc1"]
     assert (visit.path, visit.names, visit.call, visit.visit) == ("fc1", ("fc1",), 0, 0)
-    assert repr(visit) == "<fc1 (Linear), visit 0: input, output>"
-    assert repr(got[""]) == "<root (Net), visit 0: input, output>"
+    assert repr(visit) == "<fc1 (Linear), visit 0: :input, :output>"
+    assert repr(got[""]) == "<root (Net), visit 0: :input, :output>"
     assert repr(got) == "<hookline.Captured: 1 calls, 4 visits>"
     assert repr(got.calls[0]) == "<call 0: 4 visits>"
 

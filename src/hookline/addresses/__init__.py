@@ -1,10 +1,13 @@
 """Say where a value is: addresses, patterns, and what they name in a model.
 
     address.py   the text of an address and its parts
+    inside.py    names inside a forward: variables and operations
     pattern.py   path patterns as regular expressions
     bracket.py   `[0-11]`, `[1,3,5]` and `[!abc]` in a pattern
     names.py     the canonical names of modules and parameters
     resolve.py   from a selector to the sites of a model
+    variables.py from a name inside forward to the variables there
+    bytecodes.py which operations stand behind a variable that has no source
     nearest.py   the errors that say what is near
 
 Knows no hooks.
@@ -12,12 +15,14 @@ Knows no hooks.
 
 from __future__ import annotations
 
-from hookline.addresses.address import Address, format_leaf, parse, parse_leaf
+from hookline.addresses.address import Address, format_leaf, format_place, parse, parse_leaf
+from hookline.addresses.inside import Inside, is_inside, parse_port
 from hookline.addresses.names import ModuleEntry, ModuleTree, ParameterEntry, unwrap
 from hookline.addresses.resolve import Selection, Selector, Site, port, resolve
 
 __all__ = [
     "Address",
+    "Inside",
     "ModuleEntry",
     "ModuleTree",
     "ParameterEntry",
@@ -25,8 +30,11 @@ __all__ = [
     "Selector",
     "Site",
     "format_leaf",
+    "format_place",
+    "is_inside",
     "parse",
     "parse_leaf",
+    "parse_port",
     "port",
     "resolve",
     "unwrap",

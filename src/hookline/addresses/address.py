@@ -5,6 +5,8 @@
     layers.3.mlp:output[0]["a b"].x a leaf of the value there
     layers.3.mlp:input.mask.grad    the gradient of that leaf
     layers.3.mlp.weight:grad        the accumulated gradient of a parameter
+    layers.3.attn@scores[1]         a variable of its forward; `@scores:grad` its gradient
+    layers.3.attn/softmax:input[0]  an argument of an operation in its forward
 
 An address is parsed once and kept. This file knows text only: it has seen no model.
 """
@@ -17,6 +19,7 @@ import re
 from dataclasses import dataclass
 
 from hookline._errors import AddressError
+from hookline.addresses.inside import MARKS, Inside, is_inside, read_inside
 from hookline.addresses.pattern import REGEX_PREFIX, is_regex, read_path, unescape
 
 Leaf = tuple[str | int, ...]
@@ -30,9 +33,11 @@ _STEP = re.compile(
       | \[(?P<quote>["'])(?P<key>(?:\\.|(?!(?P=quote))[^\\])*)(?P=quote)\]""",
     re.VERBOSE | re.DOTALL,
 )
-_PORT_OF_REGEX = re.compile(
-    r""":(?:input|output|grad)
-        (?:\.[^\W\d]\w*|\[-?[0-9]+\]|\["(?:\\.|[^"\\])*"\]|\['(?:\\.|[^'\\])*'\])*\Z""",
+_AFTER_REGEX = re.compile(
+    r"""(?=[:@/])  # an `@` or `/` of the expression itself has a backslash before it
+        (?:(?<!\\)[@/][\w*?.]+(?:\[-?[0-9]+\])?(?:\.grad)?)?
+        (?::(?:input|output|grad)
+        (?:\.[^\W\d]\w*|\[-?[0-9]+\]|\["(?:\\.|[^"\\])*"\]|\['(?:\\.|[^'\\])*'\])*)?\Z""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -53,17 +58,39 @@ class Address:
     is_grad: bool = False
     """Whether it names the gradient of what the other parts name."""
 
+    inside: Inside | None = None
+    """The variable or operation of the module's `forward`; its port is None, or `input`."""
+
     @property
     def suffix(self) -> str:
         """Write what follows the path: port, leaf and gradient."""
+        if self.inside is not None:
+            return format_place("", str(self.inside), self.leaf, is_grad=self.is_grad)
         if self.port is None:
             return ""
         if self.port == "grad":
             return ":grad"
-        return f":{self.port}{format_leaf(self.leaf)}{'.grad' if self.is_grad else ''}"
+        return format_place("", self.port, self.leaf, is_grad=self.is_grad)
 
     def __str__(self) -> str:
         return self.path + self.suffix
+
+
+def format_place(path: str, port: str, leaf: Leaf = (), *, is_grad: bool = False) -> str:
+    """Write an address of a path that is escaped already, and a port of the module there.
+
+    >>> format_place("attn", "output", (0,), is_grad=True)
+    'attn:output[0].grad'
+    >>> format_place("attn", "@scores[1]", is_grad=True)
+    'attn@scores[1]:grad'
+    """
+    if not is_inside(port):
+        return f"{path}:{port}{format_leaf(leaf)}{'.grad' if is_grad else ''}"
+    has_port = port.endswith(":input")
+    if not leaf and not has_port and (is_grad or not port.endswith(".grad")):
+        return f"{path}{port}{':grad' if is_grad else ''}"
+    output = "" if has_port else ":output"
+    return f"{path}{port}{output}{format_leaf(leaf)}{'.grad' if is_grad else ''}"
 
 
 def parse(text: str) -> Address:
@@ -105,9 +132,39 @@ def _format_step(step: str | int) -> str:
 def _parse(text: str) -> Address:
     _reject_outer_whitespace(text)
     path = _read_regex(text) if is_regex(text) else read_path(text).text
-    if len(path) == len(text):
+    end = len(path)
+    if end == len(text):
         return Address(path)
-    start = len(path) + 1
+    if text[end] not in MARKS:
+        port, leaf, is_grad = _read_port(text, end)
+        return Address(path, port, leaf, is_grad)
+    inside, end = read_inside(text, end)
+    if end == len(text) and inside.name.endswith(".grad"):
+        inside, _ = read_inside(text[: -len(".grad")], len(path))
+        return Address(path, is_grad=True, inside=inside)
+    if text[end:] == ".grad":
+        return Address(path, is_grad=True, inside=inside)
+    if end == len(text):
+        return Address(path, inside=inside)
+    if text[end] != ":":
+        raise AddressError(
+            "after the name comes which one (`[0]`), a port (`:output`) or `:grad`", text, end
+        )
+    port, leaf, is_grad = _read_port(text, end)
+    if port == "input":
+        if inside.mark == "@":
+            raise AddressError(
+                "a variable has no input; the arguments of an operation are `/name:input`",
+                text,
+                end,
+            )
+        inside = inside._replace(is_input=True)
+    return Address(path, None, leaf, is_grad, inside)
+
+
+def _read_port(text: str, start: int) -> tuple[str, Leaf, bool]:
+    """Read what stands from the colon of a port to the end: port, leaf, whether a gradient."""
+    start += 1
     found = _NAME.match(text, start)
     port = found[0] if found else ""
     if found is None or port not in PORTS:
@@ -115,18 +172,16 @@ def _parse(text: str) -> Address:
     end = found.end()
     if port == "grad":
         if end < len(text):
-            raise AddressError(
-                "nothing follows `:grad`, the gradient of a whole parameter", text, end
-            )
-        return Address(path, port, is_grad=True)
+            raise AddressError("nothing follows `:grad`, the gradient of the whole", text, end)
+        return port, (), True
     is_grad = text.endswith(".grad") and len(text) - len(".grad") >= end
     leaf = _read_leaf(text, end, len(text) - len(".grad") if is_grad else len(text))
-    return Address(path, port, leaf, is_grad)
+    return port, leaf, is_grad
 
 
 def _read_regex(text: str) -> str:
-    port = _PORT_OF_REGEX.search(text, len(REGEX_PREFIX))
-    path = text[: port.start()] if port else text
+    after = _AFTER_REGEX.search(text, len(REGEX_PREFIX))
+    path = text[: after.start()] if after else text
     try:
         re.compile(path[len(REGEX_PREFIX) :])
     except re.error as error:

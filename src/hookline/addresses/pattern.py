@@ -26,6 +26,8 @@ from hookline.addresses.bracket import read_bracket
 
 REGEX_PREFIX = "re:"
 _DEEP = "**"
+_ENDS = ":@/"
+"""What may follow a path: a port, a variable, an operation."""
 _SPECIAL = re.compile(r"[\\*?\[\]:@/]|^\s|\s$")
 
 
@@ -57,8 +59,8 @@ class _Segment:
 
 
 def read_path(text: str) -> PathPattern:
-    """Read the path at the start of `text`, up to the `:` of its port or the end."""
-    if not text or text[0] == ":":
+    """Read the path at the start of `text`, up to `@`, `/`, the `:` of its port, or the end."""
+    if not text or text[0] in _ENDS:
         return PathPattern("", (), "", "")
     segments = [_read_segment(text, 0)]
     while text[segments[-1].end : segments[-1].end + 1] == ".":
@@ -130,7 +132,7 @@ def _read_segment(text: str, start: int) -> _Segment:
     atoms: list[str] = []
     literal: list[str] | None = []
     at = start
-    while at < len(text) and text[at] not in ".:":
+    while at < len(text) and text[at] != "." and text[at] not in _ENDS:
         character = text[at]
         atom = None
         after = at + 1
@@ -147,13 +149,6 @@ def _read_segment(text: str, start: int) -> _Segment:
             atom = "[^.]"
         elif character == "]":
             raise AddressError(r"`]` closes nothing; a name that holds it has `\]`", text, at)
-        elif character in "@/":
-            raise AddressError(
-                "names inside `forward` (`@name`, `/operation`) are not supported; "
-                rf"if `{character}` is part of a module's name, write `\{character}`",
-                text,
-                at,
-            )
         if atom is not None:
             literal = None
         elif literal is not None:
@@ -171,7 +166,7 @@ def _read_star(text: str, at: int, start: int) -> tuple[str, int]:
     if text[at + 1 : at + 2] != "*":
         return "[^.]*", at + 1
     after = at + len(_DEEP)
-    if at != start or (after < len(text) and text[after] not in ".:"):
+    if at != start or (after < len(text) and text[after] not in "." + _ENDS):
         raise AddressError("`**` must be a whole segment, as in `a.**.b`", text, at)
     return _DEEP, after
 
@@ -179,7 +174,7 @@ def _read_star(text: str, at: int, start: int) -> tuple[str, int]:
 def _explain_empty(text: str, start: int) -> str:
     if start == 0:
         return "a path does not start with a dot"
-    if start == len(text) or text[start] == ":":
+    if start == len(text) or text[start] in _ENDS:
         return "a path does not end with a dot"
     return "a segment of the path is empty"
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor, nn
 
 from hookline._errors import AddressError, NoSuchSite
-from hookline.addresses import nearest
-from hookline.addresses.address import Address, Leaf, parse
+from hookline.addresses import nearest, variables
+from hookline.addresses.address import Address, Leaf, format_place, parse
+from hookline.addresses.inside import MARKS, is_inside
 from hookline.addresses.names import ModuleEntry, ModuleTree, ParameterEntry
 from hookline.addresses.pattern import compile_path, escape, read_exact
 
@@ -33,7 +34,7 @@ class Site(NamedTuple):
     """The module, or the first module that has the parameter."""
 
     port: str
-    """`input`, `output` or `parameter`."""
+    """`input`, `output`, `parameter`, or a name inside forward: `@scores[1]`, `/softmax:input`."""
 
     leaf: Leaf = ()
     """The names and indexes that lead to one leaf of the value."""
@@ -57,7 +58,12 @@ class Site(NamedTuple):
         """Write the address that names this site, with its port."""
         if self.port == "parameter":
             return escape(self.path) + (":grad" if self.is_grad else "")
-        return str(Address(escape(self.path), self.port, self.leaf, self.is_grad))
+        return format_place(escape(self.path), self.port, self.leaf, is_grad=self.is_grad)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is a variable or an operation of the module's `forward`."""
+        return is_inside(self.port)
 
     @property
     def key(self) -> tuple[int, str, Leaf, bool, str | None]:
@@ -79,7 +85,7 @@ class Selection:
     """What it selects."""
 
     port: str
-    """The port as written in an address: `input`, `output[0]`, `input.grad`."""
+    """The port as written in an address: `input`, `output[0]`, `input.grad`, `@scores`."""
 
 
 Selector: TypeAlias = (
@@ -127,12 +133,12 @@ def _resolve(tree: ModuleTree, selector: Any, request: Address, is_chosen: bool)
         entry = tree.entry_of(selector)
         if entry is None:
             raise nearest.explain_stranger(tree, selector)
-        return [_make_site(entry, request, True)]
+        return _make_sites(tree, [entry], request, True)
     if isinstance(selector, type):
         entries = [entry for entry in _visible(tree) if isinstance(entry.module, selector)]
         if not entries:
             raise nearest.explain_class(tree, selector)
-        return [_make_site(entry, request, False) for entry in entries]
+        return _make_sites(tree, entries, request, False)
     if callable(selector) and not isinstance(selector, Tensor):
         return _resolve_predicate(tree, selector, request)
     if not isinstance(selector, Iterable) or isinstance(selector, Tensor):
@@ -149,7 +155,7 @@ def _resolve(tree: ModuleTree, selector: Any, request: Address, is_chosen: bool)
 def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool) -> list[Site]:
     address = parse(text)
     path = address.path
-    if address.port is not None:
+    if address.port is not None or address.inside is not None:
         if is_chosen:
             raise AddressError("this address has a port of its own", text, len(path))
         request = address
@@ -161,7 +167,7 @@ def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool
             entry = tree.find(exact)
             entries = [] if entry is None else [entry]
         if entries:
-            return [_make_site(entry, request, exact is not None) for entry in entries]
+            return _make_sites(tree, entries, request, exact is not None)
     if exact is None:
         parameters = tree.select_parameters(compile_path(path))
     else:
@@ -169,11 +175,11 @@ def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool
         parameters = [] if parameter is None else [parameter]
     if not parameters:
         raise nearest.explain_address(tree, address)
-    if address.port in ("input", "output") or is_chosen:
+    if address.port in ("input", "output") or address.inside is not None or is_chosen:
         raise AddressError(
             f"`{path}` names a parameter, which has no ports; write `{path}` or `{path}:grad`",
             text,
-            len(path) if address.port else None,
+            len(path) if len(path) < len(text) else None,
         )
     return [_make_parameter_site(entry, request, exact is not None) for entry in parameters]
 
@@ -181,7 +187,7 @@ def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool
 def _resolve_predicate(
     tree: ModuleTree, predicate: Callable[[str, nn.Module], bool], request: Address
 ) -> list[Site]:
-    sites = []
+    entries = []
     for entry in _visible(tree):
         path = entry.pattern_names[0]
         try:
@@ -190,10 +196,10 @@ def _resolve_predicate(
             error.add_note(f"in a predicate, called with (path, module) for `{path}`")
             raise
         if is_selected:
-            sites.append(_make_site(entry, request, False))
-    if not sites:
+            entries.append(entry)
+    if not entries:
         raise nearest.explain_predicate(tree, predicate)
-    return sites
+    return _make_sites(tree, entries, request, False)
 
 
 def _visible(tree: ModuleTree) -> list[ModuleEntry]:
@@ -201,7 +207,7 @@ def _visible(tree: ModuleTree) -> list[ModuleEntry]:
 
 
 def _parse_port(name: str) -> Address:
-    address = parse(f":{name}")
+    address = parse(name if name[:1] in MARKS else f":{name}")
     if address.port == "grad":
         raise AddressError(
             "a module has no port `grad`: write `output.grad` or `input.grad`; "
@@ -210,11 +216,22 @@ def _parse_port(name: str) -> Address:
     return address
 
 
-def _make_site(entry: ModuleEntry, request: Address, is_exact: bool) -> Site:
-    assert request.port is not None
-    return Site(
-        entry.names, entry.module, request.port, request.leaf, request.is_grad, None, is_exact
-    )
+def _make_sites(
+    tree: ModuleTree, entries: list[ModuleEntry], request: Address, is_exact: bool
+) -> list[Site]:
+    if request.inside is None:
+        port = request.port or "output"
+        return [
+            Site(entry.names, entry.module, port, request.leaf, request.is_grad, None, is_exact)
+            for entry in entries
+        ]
+    found = variables.expand(tree, entries, request.inside, is_exact)
+    is_exact = is_exact and request.inside.is_exact
+    return [
+        Site(entry.names, entry.module, port, request.leaf, request.is_grad, None, is_exact)
+        for entry, ports in found
+        for port in ports
+    ]
 
 
 def _make_parameter_site(entry: ParameterEntry, request: Address, is_exact: bool) -> Site:
@@ -226,4 +243,4 @@ def _order(tree: ModuleTree, site: Site) -> tuple[int, int, int]:
     index = 0
     if site.parameter is not None:
         index = list(site.module._parameters.keys()).index(site.parameter)
-    return tree.position(site.module), _PORT_ORDER[site.port], index
+    return tree.position(site.module), _PORT_ORDER.get(site.port, len(_PORT_ORDER)), index

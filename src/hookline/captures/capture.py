@@ -137,6 +137,7 @@ class Capture:
         self._calls = check_which("calls", calls)
         self._keeps_aside = inputs is None and outputs
         self._left_out: list[Site] = []
+        self._grads = grads
         self._last = last
         self._stop = stop
         self._stage = 0 if before_edits else 2
@@ -269,6 +270,8 @@ class Capture:
             is_whole_output = site.port == "output" and not site.leaf and not site.is_grad
             if self._keeps_aside and session.is_plain and site.is_exact and is_whole_output:
                 session.listen(AsideListener(session, listener))
+        session.grads = self._grads
+        session.hears_leaving = self._stop
         session.follows_recompute = any(one.gradients for one in listeners.values())
         session.left_out = self._left_out
         return session

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hookline.captures.reporting import Report
 
 
-LogEntry = tuple[Place, int, int, Tensor, int, int | None]
-"""Place, call, visit, the output tensor and its version; or its gradient, with the backward."""
+LogEntry = tuple[Place, int, int, Any, int, int | None, str]
+"""Place, call, visit, a value and its version, None or the backward it is a gradient of; port."""
 
 
 class Captured(Reader):
@@ -49,15 +49,18 @@ class Captured(Reader):
         if self.log:
             entries = self.log[:]
             self.log.clear()  # the listeners hold this very list
-            for place, call, visit, tensor, version, task in entries:
+            for place, call, visit, tensor, version, task, port in entries:
                 record = self.record(place, call, visit)
+                if not isinstance(tensor, Tensor):
+                    record.trees[port, ()] = tensor
+                    continue
                 kept = Kept(tensor)
                 kept.version = version
                 if task is None:
-                    record.kept["output", ()] = kept
-                    record.trees["output", ()] = kept.tensor
+                    record.kept[port, ()] = kept
+                    record.trees[port, ()] = kept.tensor
                 else:
-                    record.add_gradient("output", (), task, kept)
+                    record.add_gradient(port, (), task, kept)
         return self._calls
 
     @property
@@ -175,6 +178,9 @@ class Captured(Reader):
         """
         several = len(self.calls) > 1 or any(visit.visit for visit in self)
         found: dict[str, Tensor] = {}
+        for call in self.calls:
+            for record in call.records.values():
+                record.remember_overwritten()  # all at once: reading stops at the first
         for call in self.calls:
             for name, parameter in call.parameters.items():
                 end = f"#{call.number}" if several else ""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hookline._errors import OutOfBudget, UnsupportedModel
 from hookline._torch import is_capturing_cuda_graph, is_functorch_active, unwrap_functorch
+from hookline.addresses import is_inside, parse_port
 
 Clone = bool | Literal["auto"]
 Reduce = str | Callable[[Tensor], Tensor] | None
@@ -48,7 +49,16 @@ def has_overwritten() -> bool:
 
 def was_overwritten(module: nn.Module, port: str) -> bool:
     """Tell whether a value captured here was overwritten before it was read."""
-    return port in _overwritten.get(module, ())
+    known = _overwritten.get(module, ())
+    if not known or not is_inside(port):
+        return port in known
+    # `@h[1]` was overwritten, and `@h` or `@*` is asked for.
+    asked = parse_port(port)
+    found = [parse_port(other) for other in known if is_inside(other)]
+    return any(
+        one.mark == asked.mark and one.is_input == asked.is_input and asked.matches(one.name)
+        for one in found
+    )
 
 
 class Kept:

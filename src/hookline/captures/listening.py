@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hookline.captures.captured import Captured, LogEntry
 
 
+_NUMBERS = (int, float, bool, type(None))
+
+
 class CaptureSession(Session):
     """A session that knows where its listeners keep things, and when it has seen enough."""
 
@@ -42,6 +45,8 @@ class CaptureSession(Session):
     """Where plain outputs are noted; None when something is asked that takes more."""
     left_out: Sequence[Site] = ()
     """What a pattern met and cannot be captured."""
+    grads: bool | str = False
+    """Whether gradients are kept; `all` also those that take a tap on what comes in."""
     awaited: dict[CaptureListener, set[int]] | None = None
     """What has to flow by before the forward may stop; None when it runs to its end."""
     saw_backward: bool = False
@@ -102,6 +107,7 @@ class CaptureListener(Listener):
         "copy",
         "fired",
         "grad_reasons",
+        "heard",
         "is_exact",
         "log",
         "missed_leaf",
@@ -133,12 +139,19 @@ class CaptureListener(Listener):
         if self.grad_reasons:
             self.grad_reasons = {}
         self.missed_leaf = 0
+        self.most_seen = -1
+        self.heard = False
+        """Whether a value came by, so that a gradient could have come."""
         self.copy = session.copies or (
             session.copies_overwritten and was_overwritten(self.station.module, self.port)
         )
-        is_plain = not self.copy and not self.leaf and self.port == "output"
+        is_plain = not self.copy and not self.leaf and self.port != "input"
+        self.taps_arguments = self.is_exact or session.grads == "all"
         self.log: list[LogEntry] | None = session.log if is_plain else None
         """Where a tensor is noted that needs no more than that."""
+
+    def may_hear(self) -> None:
+        self.heard = True
 
     def where(self) -> str:
         """Give the address, for an error."""
@@ -167,18 +180,34 @@ class CaptureListener(Listener):
             self._keep(visit, output)
         return output
 
+    def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
+        if visit.is_recompute:
+            return value
+        log, kind = self.log, type(value)
+        if log is not None and (kind in _NUMBERS or (kind is Tensor and not is_special(value))):
+            index = visit.index
+            assert index is not None
+            kept, version = value, 0
+            if kind is Tensor:
+                kept = value.detach()
+                version = kept._version
+            log.append((self.place, visit.call.index, index, kept, version, None, port))
+            self.fired += 1
+        elif self.session.wants(visit):
+            self._keep(visit, value, port)
+        return value
+
     def note(self, call: Call, index: int, output: Any) -> bool:
         log = self.log
-        if log is None or type(output) is not Tensor:
+        if log is None or type(output) is not Tensor or is_special(output):
             return False
-        if output.is_inference() or output.is_cuda or is_functorch_active():
-            return False  # needs care before it can be kept
         value = output.detach()
-        log.append((self.place, call.index, index, value, value._version, None))
+        log.append((self.place, call.index, index, value, value._version, None, "output"))
         self.fired += 1
         return True
 
-    def _keep(self, visit: Visit, tree: Any) -> None:
+    def _keep(self, visit: Visit, tree: Any, port: str | None = None) -> None:
+        port = port or self.port
         record = self.session.record(visit, self.place)
         if record is None:
             return
@@ -192,25 +221,30 @@ class CaptureListener(Listener):
                 return
         if isinstance(tree, Tensor):
             kept = self.session.keeper.keep(tree, self.where, copy=self.copy)
-            record.kept[self.port, leaf] = kept
-            record.trees[self.port, leaf] = kept.tensor
+            record.kept[port, leaf] = kept
+            record.trees[port, leaf] = kept.tensor
         else:
-            if hasattr(tree, "send") and hasattr(tree, "throw"):
+            if self.inside is None and hasattr(tree, "send") and hasattr(tree, "throw"):
                 _refuse_lazy(tree, describe(visit, self.address))
             seen: dict[int, Kept] = {}
 
             def keep(path: Path, tensor: Tensor) -> Tensor:
                 kept = seen.get(id(tensor))
                 if kept is None:
-                    where = partial(record.address, self.port, path)
+                    where = partial(record.address, port, path)
                     kept = self.session.keeper.keep(tensor, where, copy=self.copy)
                     seen[id(tensor)] = kept
-                record.kept[self.port, path] = kept
+                record.kept[port, path] = kept
                 return kept.tensor
 
-            record.trees[self.port, leaf] = _trees.freeze(tree, keep, leaf)
+            record.trees[port, leaf] = _trees.freeze(tree, keep, leaf)
         self.fired += 1
-        if self.session.awaited is not None:
+        is_one_of_many = self.inside is not None and self.inside.number is None
+        if self.session.awaited is not None and not is_one_of_many:
+            self._stop_when_enough(visit)
+
+    def on_leave(self, visit: Visit) -> None:
+        if self.fired and self.session.awaited is not None:
             self._stop_when_enough(visit)
 
     def _stop_when_enough(self, visit: Visit) -> None:
@@ -239,10 +273,10 @@ class CaptureListener(Listener):
         # and adds later ones to it in place.
         flowed = grad.detach() if grad.requires_grad else grad
         log = self.log
-        if log is not None and not leaf and not captured.is_read and not _is_special(grad):
+        if log is not None and not leaf and not captured.is_read and not is_special(grad):
             assert visit.index is not None
             call = visit.call.index
-            log.append((self.place, call, visit.index, flowed, flowed._version, task))
+            log.append((self.place, call, visit.index, flowed, flowed._version, task, port))
             return grad
         record = session.record(visit, self.place)
         if record is not None:
@@ -261,7 +295,7 @@ class CaptureListener(Listener):
 
     def no_leaf(self, visit: Visit, tree: Any) -> None:
         self.missed_leaf += 1
-        if self.is_exact and self.port == "output":
+        if self.is_exact and (self.port == "output" or self.inside is not None):
             there = [format_leaf(path) or "the value itself" for path, _ in _trees.leaves(tree)]
             raise NoSuchSite(
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
@@ -301,7 +335,7 @@ class AsideListener(Listener):
         return args, kwargs
 
 
-def _is_special(tensor: Tensor) -> bool:
+def is_special(tensor: Tensor) -> bool:
     """Tell whether a tensor needs care before it can be kept."""
     return tensor.is_inference() or is_functorch_active() or tensor.is_cuda
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline._errors import AmbiguousRead, NotCaptured
-from hookline.addresses import format_leaf, parse
-from hookline.addresses.pattern import is_exact
+from hookline.addresses import Address, Inside, format_place, parse
+from hookline.addresses.pattern import escape, is_exact
 from hookline.captures.records import ParameterRecord, VisitRecord
 
 if TYPE_CHECKING:
@@ -48,6 +48,50 @@ class Index:
             f"`{path}` was not asked for in this capture.{hint} "
             f"Name it in hl.capture(model, '{path}')."
         )
+
+
+def read_inside(record: VisitRecord, address: Address) -> Any:
+    """Read a variable or operation of one visit, which has to have one value there."""
+    inside = address.inside
+    assert inside is not None
+    ports = record.ports_at(inside)
+    if not ports:
+        held = dict.fromkeys(record.address(port) for port, _ in (*record.trees, *record.grads))
+        raise NotCaptured(
+            f"`{address}` has no value in call {record.call}, visit {record.visit}: it was not "
+            "asked for, or not assigned or called there. Captured of this visit: "
+            f"{', '.join(f'`{one}`' for one in held) or 'nothing'}."
+        )
+    if inside.number is None:
+        if len(ports) > 1:
+            verb = "assigned" if inside.mark == "@" else "called"
+            raise AmbiguousRead(
+                f"`{address}` was {verb} {len(ports)} times in this visit; choose one: "
+                f"got['{escape(record.path)}{ports[0]}'], or read all: got.values('{address}')."
+            )
+        port = ports[0]
+    elif inside.number < 0 and -inside.number <= len(ports):
+        port = ports[inside.number]
+    else:
+        port = str(inside)
+        if port not in ports:
+            raise NotCaptured(
+                f"`{address}`: there is no number {inside.number} in call {record.call}, visit "
+                f"{record.visit}; captured: {', '.join(f'`{one}`' for one in ports)}."
+            )
+    if address.is_grad:
+        return record.gradient(port, address.leaf)
+    return record.value(port, address.leaf)
+
+
+def _choose_ports(ports: list[str], inside: Inside) -> list[str]:
+    """Give those of a variable's or operation's ports, in order, that a number means."""
+    number = inside.number
+    if number is None:
+        return ports
+    if number < 0:
+        return [ports[number]] if -number <= len(ports) else []
+    return [port for port in ports if port == str(inside)]
 
 
 class CapturedVisit:
@@ -118,6 +162,21 @@ class CapturedVisit:
             )
         return found
 
+    def __getitem__(self, text: str) -> Any:
+        """Read what was captured of this visit by the rest of its address: `visit["@scores"]`."""
+        address = parse(text)
+        if address.path or (address.port is None and address.inside is None):
+            raise NotCaptured(
+                f"`{text}` is read of one visit of `{self.path}`: give what follows the module's "
+                "path, such as visit['@name'] or visit[':output[0]']."
+            )
+        if address.inside is not None:
+            return read_inside(self._record, address)
+        assert address.port is not None
+        if address.is_grad:
+            return self._record.gradient(address.port, address.leaf)
+        return self._record.value(address.port, address.leaf)
+
     def grads(self, port: str = "output") -> list[Any]:
         """List the gradients of a port, one for each backward pass that came through."""
         passes = {
@@ -135,7 +194,7 @@ class CapturedVisit:
         )
 
     def __repr__(self) -> str:
-        held = ", ".join(port + format_leaf(leaf) for port, leaf in self._record.trees)
+        held = ", ".join(format_place("", port, leaf) for port, leaf in self._record.trees)
         return f"<{self.path or 'root'} ({self._record.type_name}), visit {self.visit}: {held}>"
 
 
@@ -175,11 +234,35 @@ class Reader:
         if not visits:
             raise self._explain_missing(path)
         chosen = self._choose(path, visits, visit)
+        if address.inside is not None:
+            return read_inside(chosen._record, address)
         if address.port is None:
             return chosen
         if address.is_grad:
             return chosen._record.gradient(address.port, address.leaf)
         return chosen._record.value(address.port, address.leaf)
+
+    def values(self, text: str) -> list[Any]:
+        """List every value captured at an address, over calls, visits and assignments, in order."""
+        address = parse(text)
+        path = address.path.replace("\\", "")
+        found: list[Any] = []
+        visits = self._visits(path)
+        for visit in visits:
+            record = visit._record
+            ports = [address.port or "output"]
+            if address.inside is not None:
+                ports = _choose_ports(record.ports_at(address.inside), address.inside)
+            is_held = record.has_gradient if address.is_grad else record.holds
+            read = record.gradient if address.is_grad else record.value
+            found.extend(read(port, address.leaf) for port in ports if is_held(port))
+        if not found and visits and address.inside is not None:
+            if ports:
+                read(ports[0], address.leaf)  # these raise, and say why
+            read_inside(record, address)
+        if not found:
+            raise self._explain_missing(path)
+        return found
 
 
 class CapturedCall(Reader):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookline import _trees
 from hookline._errors import NotCaptured, Overwritten
 from hookline._trees import Path
-from hookline.addresses import format_leaf
+from hookline.addresses import Inside, format_leaf, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
 from hookline.captures.keeping import Kept, remember_overwritten
 
@@ -26,6 +26,16 @@ NO_GRADIENT = {
     "not reached": (
         "the backward did not reach it: the loss does not depend on it, or it was detached",
         "include it in the loss, or drop it from the sites",
+    ),
+    "an argument": (
+        "it is an argument of forward, or another name of one, and a pattern named it: a tap on "
+        "it may regroup sums",
+        "name it by itself, or capture with grads='all'",
+    ),
+    "changed view": (
+        "it is a view, and its memory was changed in place afterwards, so torch made its history "
+        "anew",
+        "ask for the gradient of what it is a view of, or of what it became",
     ),
     "not accumulated": (
         "no `.grad` was filled: the loss does not depend on it, or its gradient came from "
@@ -97,8 +107,36 @@ class VisitRecord:
         return self.names[0]
 
     def address(self, port: str, leaf: Path = (), *, is_grad: bool = False) -> str:
-        grad = ".grad" if is_grad else ""
-        return f"{escape(self.path)}:{port}{format_leaf(leaf)}{grad}"
+        if is_inside(port) and self.is_alone(port):
+            port = str(parse_port(port)._replace(number=None))
+        return format_place(escape(self.path), port, leaf, is_grad=is_grad)
+
+    def is_alone(self, port: str) -> bool:
+        """Tell whether a variable or operation has one value only in this visit."""
+        spot = parse_port(port)._replace(number=None)
+        return all(
+            other == port or parse_port(other)._replace(number=None) != spot
+            for other, _ in (*self.trees, *self.grads)
+            if is_inside(other)
+        )
+
+    def holds(self, port: str) -> bool:
+        """Tell whether a value of a port is there, whole or in part."""
+        return any(where == port for where, _ in self.trees)
+
+    def has_gradient(self, port: str) -> bool:
+        """Tell whether a gradient of a port is there."""
+        return any(where == port for where, _ in self.grads)
+
+    def ports_at(self, inside: Inside) -> list[str]:
+        """List the ports of a variable or operation that were captured, in order."""
+        spot = inside._replace(number=None)
+        found = {
+            other: parse_port(other)
+            for other, _ in (*self.trees, *self.grads)
+            if is_inside(other) and parse_port(other)._replace(number=None) == spot
+        }
+        return sorted(found, key=lambda port: found[port].number or 0)
 
     def add_gradient(self, port: str, leaf: Path, task: int, kept: Kept) -> None:
         """Take in a gradient, and show it as `.grad` of the value it belongs to."""
@@ -140,12 +178,18 @@ class VisitRecord:
     def _check_whole(self, port: str, leaf: Path) -> None:
         for (where, path), kept in self.kept.items():
             if where == port and path[: len(leaf)] == leaf and kept.is_overwritten:
-                remember_overwritten(self.module(), port)
+                self.remember_overwritten()
                 raise Overwritten(
                     f"`{self.address(port, path)}` (call {self.call}, visit {self.visit}) was "
                     "changed in place after it flowed, so the value is lost. Capture it again: "
                     "hookline copies it there from now on (or pass clone=True)."
                 )
+
+    def remember_overwritten(self) -> None:
+        """Have all that is lost of this visit copied in later captures."""
+        for (port, _), kept in self.kept.items():
+            if kept.is_overwritten:
+                remember_overwritten(self.module(), port)
 
     def gradient(self, port: str, leaf: Path, backward: int | None = None) -> Any:
         """Give the captured gradient of a value, in the value's structure."""

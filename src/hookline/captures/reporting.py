@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from torch import nn
 from hookline._errors import HooklineWarning
 from hookline._tables import Table
 from hookline._trees import Path
-from hookline.addresses import ModuleTree, format_leaf
+from hookline.addresses import ModuleTree, format_place
 from hookline.addresses.pattern import escape
 from hookline.captures.listening import CaptureListener, CaptureSession, ParameterCapture
 from hookline.captures.records import NO_GRADIENT
+from hookline.hooks.idleness import why_idle
 from hookline.hooks.reasons import fast_path_note, is_container, swap_notes, why_not_called
 from hookline.hooks.refusals import generator_kind
 
@@ -28,7 +30,8 @@ class Outcome:
     """The site."""
 
     status: str
-    """`captured`, `never called`, `never returned`, `bypassed`, `no gradient`, `no such leaf`."""
+    """`captured`, or what happened: `never called`, `never assigned`, `never returned`, `bypassed`,
+    `no gradient`, `no such leaf`, `no output`."""
 
     reason: str = ""
     """Why it was not captured."""
@@ -107,7 +110,7 @@ def _write(place: _Place) -> str:
     path, port, leaf, is_grad = place
     if port == "parameter":
         return escape(path) + (":grad" if is_grad else "")
-    return f"{escape(path)}:{port}{format_leaf(leaf)}{'.grad' if is_grad else ''}"
+    return format_place(escape(path), port, leaf, is_grad=is_grad)
 
 
 def make_report(session: CaptureSession) -> Report:
@@ -169,6 +172,8 @@ def _value_problem(session: CaptureSession, tree: ModuleTree, listener: CaptureL
             not listener.is_exact,
         )
     if session.visits is None and session.which_calls is None:
+        if listener.inside is not None:
+            return _explain_inside(listener)
         return Outcome(
             listener.address,
             "never returned",
@@ -176,6 +181,13 @@ def _value_problem(session: CaptureSession, tree: ModuleTree, listener: CaptureL
             "see the error that was raised",
         )
     return _filtered(session, listener.address)
+
+
+def _explain_inside(listener: CaptureListener) -> Outcome:
+    reason = why_idle(listener, listener.most_seen)
+    is_variable = listener.inside is not None and listener.inside.mark == "@"
+    status = "never assigned" if is_variable else "never called"
+    return Outcome(listener.address, status, reason.what, reason.fix, not listener.is_exact)
 
 
 def _not_called(
@@ -228,16 +240,19 @@ def _filters(session: CaptureSession) -> list[tuple[str, object]]:
 def _gradient_problem(
     session: CaptureSession, tree: ModuleTree, listener: CaptureListener
 ) -> Outcome:
-    address = f"{listener.address}.grad"
+    path, port, leaf = listener.station.path, listener.port, listener.leaf
+    address = format_place(escape(path), port, leaf, is_grad=True)
     if not listener.station.runs:
         return _not_called(session, tree, listener, address)
+    if listener.inside is not None and not listener.grad_reasons and not listener.heard:
+        return dataclasses.replace(_explain_inside(listener), address=address)
     known = listener.grad_reasons
     if known:
         key = max(known, key=lambda reason: known[reason])
     else:
         key = "not reached" if session.saw_backward else "no backward"
     what, fix = NO_GRADIENT[key]
-    is_expected = key == "no-grad tensor" and not listener.is_exact
+    is_expected = key in ("no-grad tensor", "an argument") and not listener.is_exact
     return Outcome(address, "no gradient", what, fix, is_expected)
 
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from hookline import _trees
 from hookline._errors import EditError, HooklineWarning
 from hookline._tables import Table
-from hookline.addresses import Selector, Site, format_leaf, resolve
+from hookline.addresses import Selector, Site, format_place, resolve
+from hookline.addresses.pattern import escape
 from hookline.edits.actions import Action
 from hookline.edits.skipping import Skip, SkipListener
-from hookline.hooks.functions import Which, attach_function, check_which
+from hookline.hooks.functions import FunctionListener, Which, attach_function, check_which
+from hookline.hooks.idleness import why_idle
 from hookline.hooks.reasons import swap_notes, why_not_called
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -76,12 +78,20 @@ class EditHandle(Handle):
                 why = "the model was not called"
             elif one.site.is_grad and (id(module) in ran or one.site.parameter is not None):
                 why = "no gradient reached it while the edit was attached"
+            elif id(module) in ran and one.site.is_inside and not one.is_met(self._session):
+                why = self._why_idle(one)
             elif id(module) in ran or one.site.parameter is not None:
                 why = "it ran, but its condition never held"
             else:
                 why = why_not_called(self._tree, one.site.path, module, ran).what
             found[one] = why
         return found
+
+    def _why_idle(self, one: _Applied) -> str:
+        for listener in self._session.listeners:
+            if isinstance(listener, FunctionListener) and listener.function is one:
+                return why_idle(listener, listener.most_seen).what
+        raise AssertionError("an edit inside a forward has a listener")
 
 
 class _Applied:
@@ -98,6 +108,13 @@ class _Applied:
             edit.name
             if isinstance(edit, Action)
             else getattr(edit, "__qualname__", None) or repr(edit)
+        )
+
+    def is_met(self, session: Session) -> bool:
+        """Tell whether the value came by, whatever the condition."""
+        return any(
+            isinstance(listener, FunctionListener) and listener.function is self and listener.met
+            for listener in session.listeners
         )
 
     @property
@@ -120,7 +137,8 @@ class _Applied:
             return self.edit.apply(value, at)
         tensors = list(_trees.leaves(value))
         if len(tensors) != 1:
-            places = [f"`{at.path}:{at.port}{format_leaf((*at.leaf, *p))}`" for p, _ in tensors]
+            owner = escape(at.path)
+            places = [f"`{format_place(owner, at.port, (*at.leaf, *p))}`" for p, _ in tensors]
             raise EditError(
                 f"{self.edit.name} at `{at.address}` needs one tensor, and there are "
                 f"{len(tensors)}: {', '.join(places) or 'none'}. Name one of them."

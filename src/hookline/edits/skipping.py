@@ -12,6 +12,7 @@ from hookline._errors import AddressError
 from hookline.addresses import Site
 from hookline.hooks import observing
 from hookline.hooks.functions import Which, is_among
+from hookline.hooks.junctions import Junction
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import At, Listener, Visit
 
@@ -48,44 +49,6 @@ def skip(value: Any) -> Skip:
     return Skip(value)
 
 
-class _SkippedForward:
-    """Stand in for a module's forward while a skip is attached; passes through otherwise."""
-
-    def __init__(self, module: nn.Module, listener: SkipListener) -> None:
-        self.module = module
-        self.listener = listener
-        self.own = module.__dict__.get("forward")
-        self.original: Callable[..., Any] = module.forward
-        self.is_live = True
-        self.__name__ = "forward"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        visit = self.listener.decided.pop(get_ident(), None)
-        if visit is None or not self.is_live:
-            return self.original(*args, **kwargs)
-        return self.listener.answer(visit, self.module, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.module))
-        if copied is None or self.own is not None:
-            return self.original
-        return type(self.module).forward.__get__(copied)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.module, "forward")
-
-    def remove(self) -> None:
-        """Put back the forward that was there, past skips that have ended meanwhile."""
-        self.is_live = False
-        current = self.module.__dict__.get("forward")
-        while isinstance(current, _SkippedForward) and not current.is_live:
-            current = current.own
-        if current is None:
-            self.module.__dict__.pop("forward", None)
-        else:
-            self.module.__dict__["forward"] = current
-
-
 class SkipListener(Listener):
     """Decide before each execution whether it is skipped."""
 
@@ -106,10 +69,17 @@ class SkipListener(Listener):
         self.fired = 0
 
     def attach(self) -> Callable[[], None]:
-        """Put the stand-in forward in place; give what removes it."""
-        forward = _SkippedForward(self.station.module, self)
-        self.station.module.__dict__["forward"] = forward
-        return forward.remove
+        """Answer in the place of the module from now on; give what ends that."""
+        junction = Junction.find(self.station.module)
+        assert junction is not None
+        return junction.add_skip(self)
+
+    def take(self, module: nn.Module) -> Callable[..., Any] | None:
+        """Give what answers this execution; None to let the module run."""
+        visit = self.decided.pop(get_ident(), None)
+        if visit is None:
+            return None
+        return lambda *args, **kwargs: self.answer(visit, module, args, kwargs)
 
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -46,10 +46,12 @@ def _read(function: Callable[..., Any], skip_self: bool) -> _Signature:
 
 
 def _signature(module: nn.Module) -> _Signature:
-    own = module.__dict__.get("forward")
-    if own is not None:  # put on this instance by another library, or by a skip
-        return _read(getattr(own, "original", own), False)
     forward = type(module).forward
+    own = module.__dict__.get("forward")
+    if own is not None:
+        original = getattr(own, "hookline_original", own)
+        if original is not forward:  # put on this instance by another library
+            return _read(original, False)
     known = _signatures.get(forward)
     if known is None:
         known = _signatures[forward] = _read(forward, True)

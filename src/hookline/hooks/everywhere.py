@@ -20,9 +20,11 @@ from torch.nn.modules import module as torch_module
 
 from hookline._errors import AddressError, SessionError
 from hookline.addresses import Selection, Selector, Site, parse
+from hookline.addresses.inside import MARKS
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
-from hookline.hooks.junctions import CALL_CODE, Junction, refuse_tracing
+from hookline.hooks.junctions import Junction, refuse_tracing
+from hookline.hooks.operations import CALL_CODE
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
@@ -33,7 +35,7 @@ _Maker = Callable[[Session, Station, Site], list[Listener]]
 def read_selector(where: Selector) -> list[tuple[_Matcher, Site]]:
     """Turn a selector into tests of a module, each with the port it asks for."""
     if isinstance(where, Selection):
-        address = parse(f":{where.port}")
+        address = parse(where.port if where.port[:1] in MARKS else f":{where.port}")
         return [(match, _site(address)) for match, _ in read_selector(where.selector)]
     if isinstance(where, str):
         address = parse(where)
@@ -59,6 +61,11 @@ def read_selector(where: Selector) -> list[tuple[_Matcher, Site]]:
 
 
 def _site(address: Any) -> Site:
+    if address.inside is not None:
+        raise AddressError(
+            f"`{address}` is inside a forward, and with model=None none is exchanged: "
+            "give the model that has it"
+        )
     anyone = nn.Module()
     port = address.port or "output"
     return Site(("*",), anyone, port, address.leaf, address.is_grad, None, False)
@@ -162,7 +169,7 @@ class _GlobalSession(Session):
             listeners = [one for one in listeners if one.stage == 1 and one.values]
         if not listeners:
             return None
-        junction = Junction()
+        junction = Junction(module)
         junction.join(self, station, listeners)
         return junction
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hookline import _trees
 from hookline._errors import EditError, NoSuchSite
 from hookline._trees import Path
-from hookline.addresses import Selector, Site, format_leaf, resolve
+from hookline.addresses import Selector, Site, format_leaf, parse_port, resolve
+from hookline.addresses.variables import forward_of
 from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
 from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
@@ -19,6 +20,7 @@ from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import KEEP, MISSING, At, Listener, Station, Visit, describe
+from hookline.sources import read
 
 HookFunction = Callable[[Any, At], Any]
 Which = int | slice | Container[int] | None
@@ -80,6 +82,7 @@ class FunctionListener(Listener):
         "function",
         "is_exact",
         "keep_graph",
+        "met",
         "reasons",
         "second_order",
         "visits",
@@ -114,6 +117,8 @@ class FunctionListener(Listener):
         self.keep_graph = keep_graph
         self.second_order = second_order
         self.fired = 0
+        self.met = False
+        """Whether a value inside forward came by, also one that a condition kept it from."""
         self.reasons: set[str] = set()
 
     def applies(self, visit: Visit) -> bool:
@@ -149,6 +154,21 @@ class FunctionListener(Listener):
             return output
         at = At(visit, module, "output", self.leaf, arguments=(args, kwargs))
         return self._pass(visit, output, at)
+
+    def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
+        self.met = True
+        if not self.applies(visit):
+            return value
+        new = self._pass(visit, value, At(visit, module, port, self.leaf))
+        if new is not value:
+            if port[0] == "/" and self.session.is_in_own_region(visit):
+                raise EditError(
+                    f"the edit at {describe(visit, self.address)} is in a part of forward that is "
+                    "checkpointed by itself: the recompute would run without it and the gradient "
+                    "be wrong. Edit a variable there, or checkpoint the whole module."
+                )
+            self.session.note_inside_edit(visit)
+        return new
 
     def _pass(self, visit: Visit, tree: Any, at: At) -> Any:
         try:
@@ -197,7 +217,7 @@ class FunctionListener(Listener):
         self.reasons.add(reason)
 
     def no_leaf(self, visit: Visit, tree: Any) -> None:
-        if self.is_exact and self.port == "output":
+        if self.is_exact and (self.port == "output" or self.inside is not None):
             there = [format_leaf(path) or "the value itself" for path, _ in _trees.leaves(tree)]
             raise NoSuchSite(
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
@@ -222,6 +242,23 @@ def check_leaf(site: Site) -> None:
             f"`{site.address}`: `{type(site.module).__qualname__}.forward` has no argument "
             f"`{first}`. It takes: {', '.join(f'`{name}`' for name in names) or 'nothing'}."
         )
+
+
+def count_from_start(site: Site) -> Site:
+    """Turn `@h[-1]` into the number it has, for an edit, which cannot wait for the end."""
+    inside = parse_port(site.port)
+    if inside.number is None or inside.number >= 0:
+        return site
+    if inside.mark == "@":
+        points = read(forward_of(site.module)).names.get(inside.name, [])
+        number = len(points) + inside.number
+        if points and all(one.is_certain for one in points) and number >= 0:
+            return site._replace(port=str(inside._replace(number=number)))
+    raise NoSuchSite(
+        f"`{site.address}`: an edit has to know which one it is when the value is made, and which "
+        "is the last is known only when forward ends. Count from the start: "
+        f"`{site._replace(port=str(inside._replace(number=0))).address}`."
+    )
 
 
 def _limit(function: HookFunction, visits: Which, calls: Which) -> HookFunction:
@@ -259,6 +296,8 @@ def attach_function(
             )
             session.follow_parameter(follower, prepend=prepend)
             continue
+        if options["stage"] == 1 and site.is_inside and not site.is_grad:
+            site = count_from_start(site)
         station = session.station(site.names, site.module)
         session.listen(
             FunctionListener(session, station, site, function, **options), prepend=prepend

@@ -25,7 +25,8 @@ from hookline._torch import (
     is_functorch_active,
 )
 from hookline._trees import Path
-from hookline.addresses import format_leaf
+from hookline.addresses import format_place
+from hookline.addresses.pattern import escape
 from hookline.hooks.aliases import Audit, InputTaps
 from hookline.hooks.visits import Listener, Visit
 
@@ -146,6 +147,11 @@ class Relay:
             audit.pass_through(grads[position], task)
         return grads
 
+    def listeners(self) -> list[Ear]:
+        """List who would hear of the first tensor, and where it stands for them."""
+        found = [(*ear[:2], _first_below(self.paths[0], ear[2])) for ear in self.ears]
+        return [(listener, visit, path) for listener, visit, path in found if path is not None]
+
 
 class RelayOne:
     """Bring the gradient of the one tensor of a port to its one listener."""
@@ -173,6 +179,58 @@ class RelayOne:
             self.audits[0].pass_through(grads[0], task)
         return grads
 
+    def listeners(self) -> list[Ear]:
+        return [(self.listener, self.visit, self.path)]
+
+
+class ViewRelay:
+    """Deliver what a hook on a view hears, unless the view's memory was changed since.
+
+    Inside a forward a view is not tapped: another name may hold the same object, and a later change
+    of its base would not reach an alias. But once its memory was changed in place, torch makes the
+    history of a view anew, and the hook hears of a part at most.
+    """
+
+    __slots__ = ("is_told", "relay", "version", "witness")
+
+    def __init__(self, view: Tensor, relay: Relay | RelayOne) -> None:
+        self.relay = relay
+        self.version = view._version
+        # It shares the version counter and holds no memory.
+        self.witness = view.detach()
+        self.witness.data = view.new_empty(0)
+        self.is_told = False
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Serve as a tensor hook."""
+        return None if self.tell_change() else self.relay(grad)
+
+    def tell_change(self) -> bool:
+        """Tell whether the memory was changed; the first time, also those who listen."""
+        if self.witness._version == self.version:
+            return False
+        if not self.is_told:
+            self.is_told = True
+            for listener, visit, leaf in self.relay.listeners():
+                listener.no_gradient(visit, self.relay.port, leaf, "changed view")
+        return True
+
+
+def is_plain_view(tensor: Tensor, received: dict[int, int]) -> bool:
+    """Tell whether a tensor is a view that was made here, of which a hook hears all."""
+    return (
+        not tensor.is_leaf
+        and tensor._is_view()
+        and received.get(id(tensor)) != tensor._version
+        and not is_functorch_active()
+    )
+
+
+def _hook_view(tensor: Tensor, relay: Relay | RelayOne, views: list[ViewRelay]) -> None:
+    view = ViewRelay(tensor, relay)
+    views.append(view)
+    add_tensor_hook(tensor, view)
+
 
 def tap_one(
     tensor: Tensor, path: Path, listener: Listener, visit: Visit
@@ -185,17 +243,29 @@ def tap_one(
     return _tap_one(relay, tensor), relay
 
 
-def wire_one(output: Tensor, listener: Listener, visit: Visit, received: dict[int, int]) -> Tensor:
+def wire_one(
+    output: Tensor,
+    listener: Listener,
+    visit: Visit,
+    received: dict[int, int],
+    *,
+    port: str = "output",
+    views: list[ViewRelay] | None = None,
+) -> Tensor:
     """Do what `wire_outputs` does for a single tensor and a single listener."""
     if not output.requires_grad:
-        listener.no_gradient(visit, "output", (), "no-grad tensor")
+        listener.no_gradient(visit, port, (), "no-grad tensor")
         return output
-    relay = RelayOne("output", (), listener, visit)
-    if not _needs_tap(output, received):
+    relay = RelayOne(port, (), listener, visit)
+    if views is not None and is_plain_view(output, received):
+        _hook_view(output, relay, views)
+        return output
+    if not needs_tap(output, received):
         add_tensor_hook(output, relay)
         return output
     if not is_functorch_active():
-        relay.audits[0] = Audit(output, f"{visit.station.path}:output.grad")
+        address = format_place(escape(visit.station.path), port, is_grad=True)
+        relay.audits[0] = Audit(output, address)
     return _tap_one(relay, output)
 
 
@@ -269,13 +339,13 @@ def _gather(tree: Any, ears: Sequence[Ear], port: str) -> tuple[list[Tensor], li
 
 
 def tap_inputs(
-    bound: dict[str, Any], ears: Sequence[Ear]
+    bound: dict[Any, Any], ears: Sequence[Ear], *, port: str = "input"
 ) -> tuple[dict[int, Tensor], InputTaps | None]:
     """Tap the wanted tensors among the named arguments; give the swaps and the taps made."""
-    tensors, paths = _gather(bound, ears, "input")
+    tensors, paths = _gather(bound, ears, port)
     if not tensors:
         return {}, None
-    relays = _make_relays("input", paths, ears)
+    relays = _make_relays(port, paths, ears)
     aliases = _tap_through(relays, tensors)
     swaps = {id(tensor): alias for tensor, alias in zip(tensors, aliases, strict=True)}
     watched = [_relay_of(relays, index) for index in range(len(tensors))]
@@ -284,13 +354,20 @@ def tap_inputs(
 
 
 def wire_outputs(
-    output: Any, ears: Sequence[Ear], received: dict[int, int], path_of_module: str
+    output: Any,
+    ears: Sequence[Ear],
+    received: dict[int, int],
+    path_of_module: str,
+    *,
+    port: str = "output",
+    views: list[ViewRelay] | None = None,
 ) -> Any:
     """Have the gradients of the wanted output tensors delivered; give the output that flows on.
 
-    `received` maps the ids of the module's input tensors to the version they came in with.
+    `received` maps the ids of the module's input tensors to the version they came in with. With
+    `views`, views are hooked and noted there, not tapped.
     """
-    tensors, paths = _gather(output, ears, "output")
+    tensors, paths = _gather(output, ears, port)
     if not tensors:
         return output
     together = len(tensors) > 1 and any(listener.is_collective for listener, _, _ in ears)
@@ -298,16 +375,18 @@ def wire_outputs(
     tapped: list[Tensor] = []
     tapped_paths: list[list[Path]] = []
     for tensor, places in zip(tensors, paths, strict=True):
-        if together or _needs_tap(tensor, received):
+        if views is not None and not together and is_plain_view(tensor, received):
+            _hook_view(tensor, Relay(port, [places], ears), views)
+        elif together or needs_tap(tensor, received):
             tapped.append(tensor)
             tapped_paths.append(places)
         else:
-            add_tensor_hook(tensor, Relay("output", [places], ears))
+            add_tensor_hook(tensor, Relay(port, [places], ears))
     if tapped:
-        relays = _make_relays("output", tapped_paths, ears)
+        relays = _make_relays(port, tapped_paths, ears)
         if not is_functorch_active():
             for index, (tensor, places) in enumerate(zip(tapped, tapped_paths, strict=True)):
-                address = f"{path_of_module}:output{format_leaf(places[0])}.grad"
+                address = format_place(escape(path_of_module), port, places[0], is_grad=True)
                 relay, position = _relay_of(relays, index)
                 audit = relay.audits[position] = Audit(tensor, address)
                 if audit.is_one_of_several:
@@ -317,7 +396,8 @@ def wire_outputs(
     return _trees.replace_tensors(output, swaps) if swaps else output
 
 
-def _needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
+def needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
+    """Tell whether a hook on the tensor itself would hear of more than this place's gradient."""
     if tensor.is_leaf:
         return True
     if tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE:

@@ -1,5 +1,7 @@
 """The one pre hook and one post hook that hookline puts on a module, whatever is asked there.
 
+What is asked inside its forward makes the junction exchange that too, through a stand-in.
+
 All sessions that listen at a module share its junction, so that their order is one order: first
 those that want to see values before edits, then edits as they were attached, then those that see
 what flows on. The junction lives in the module's own hook dictionaries and nowhere else; when the
@@ -9,13 +11,12 @@ last session leaves, both hooks go.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -30,6 +31,11 @@ from hookline._torch import (
 )
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.forwards import Skipping, StandIn
+from hookline.hooks.frames import Frame, may_be_wired, versions
+from hookline.hooks.inside import NOTHING_INSIDE, InsidePlan, settle
+from hookline.hooks.operations import CALL_CODE
+from hookline.hooks.variables import Callees
 from hookline.hooks.visits import Listener, Station, Visit
 
 if TYPE_CHECKING:
@@ -43,10 +49,12 @@ class _Plan:
         "bare_root",
         "input_gradients",
         "inputs",
+        "inside",
         "output_gradients",
         "outputs",
         "solo",
         "stations",
+        "values_inside",
     )
 
     def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
@@ -59,7 +67,13 @@ class _Plan:
         self.outputs: list[Listener] = []
         self.input_gradients: list[Listener] = []
         self.output_gradients: list[Listener] = []
+        self.inside = NOTHING_INSIDE
+        inside = [one for one in listeners if one.inside is not None]
+        if inside:
+            self.inside = InsidePlan(inside)
         for one in listeners:
+            if one.inside is not None:
+                continue
             is_input = one.port == "input"
             if one.values:
                 (self.inputs if is_input else self.outputs).append(one)
@@ -75,38 +89,47 @@ class _Plan:
             session, station = stations[0]
             if not (station.is_root or session.follows_recompute):
                 self.solo = (session, station, listeners[0])
+        self.values_inside: tuple[Session, Station] | None = None
+        """The only one who asks here, if it is for values inside forward: another short way."""
+        if inside and len(inside) == len(listeners) and len(stations) == 1:
+            session, station = stations[0]
+            is_plain = not (station.is_root or session.follows_recompute)
+            if is_plain and not self.inside.has_gradients:
+                self.values_inside = (session, station)
 
 
 _NOTHING = _Plan([], [])
-
-CALL_CODE = nn.Module._call_impl.__code__
-"""What runs a module's hooks and forward."""
-
-
-class _Frame:
-    """One execution of a module that is under way."""
-
-    __slots__ = ("received", "tap", "taps", "visits")
-
-    def __init__(self) -> None:
-        self.visits: dict[Session, Visit] = {}
-        self.tap: tuple[Tensor, Tensor, gradients.RelayOne, int] | None = None
-        """The only argument, its alias, who delivers its gradient, and the version it had."""
-        self.taps: aliases.InputTaps | None = None
-        self.received: dict[int, int] = {}
 
 
 class Junction:
     """Dispatch one module's calls to the sessions that listen there."""
 
-    __slots__ = ("_key", "_listeners", "_stations", "frames", "plan")
+    __slots__ = (
+        "_callees",
+        "_key",
+        "_listeners",
+        "_stand_in",
+        "_stations",
+        "frames",
+        "looks",
+        "module",
+        "plan",
+        "ran",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self._stations: list[tuple[Session, Station]] = []
         self._listeners: list[Listener] = []
         self._key = -1
+        self._stand_in: StandIn | None = None
         self.plan = _NOTHING
-        self.frames: dict[int, list[_Frame]] = {}
+        self.frames: dict[int, list[Frame]] = {}
+        self._callees: Callees | None = None
+        self.ran: set[str] = set()
+        """The operations that the module's own forward was seen to call, none of them asked for."""
+        self.looks: dict[str, int] = {}
+        """How often it was looked up whose an operation is."""
 
     @staticmethod
     def find(module: nn.Module) -> Junction | None:
@@ -120,12 +143,37 @@ class Junction:
     def install(self, module: nn.Module) -> None:
         """Put both hooks on a module."""
         self._key = add_forward_hooks(module, _PreHook(self), _PostHook(self))
+        self._stand()
+
+    def _stand(self) -> None:
+        """Exchange the module's forward if something inside it is asked for, or back."""
+        inside = self.plan.inside
+        if self._stand_in is None and (inside.variables or inside.operations):
+            self._stand_in = StandIn(self, self.module)
+        if self._stand_in is not None:
+            self._stand_in.update()
+
+    def add_skip(self, skip: Skipping) -> Callable[[], None]:
+        """Let something answer in the place of the module; give what ends that."""
+        if self._stand_in is None:
+            self._stand_in = StandIn(self, self.module)
+        stand_in = self._stand_in
+        stand_in.skips.append(skip)
+        stand_in.update()
+
+        def remove() -> None:
+            stand_in.skips.remove(skip)
+            stand_in.update()
+
+        return remove
 
     def join(self, session: Session, station: Station, listeners: list[Listener]) -> None:
         """Let a session listen here."""
         self._stations = [*self._stations, (session, station)]
         self._listeners = [*self._listeners, *listeners]
         self.plan = _Plan(self._stations, self._listeners)
+        if self._key != -1:
+            self._stand()
 
     def leave(self, session: Session, module: nn.Module) -> None:
         """Forget a session; remove the hooks with the last one."""
@@ -136,12 +184,28 @@ class Junction:
             self._stations = others
             self._listeners = [one for one in self._listeners if one.session is not session]
             self.plan = _Plan(self._stations, self._listeners)
+            self._stand()
             return
         remove_forward_hooks(module, self._key)
+        self._key = -1
+        if self._stand_in is not None:
+            self._stand_in.restore()
         if self.frames:
             self.frames.clear()
         if not session.is_reusable:
-            self._stations, self._listeners, self.plan = [], [], _NOTHING
+            self.dispose()
+
+    def dispose(self) -> None:
+        """Let go of everything; without cycles, so that a model is freed at once."""
+        self._stations, self._listeners, self.plan = [], [], _NOTHING
+        self._stand_in = self._callees = None
+
+    @property
+    def callees(self) -> Callees:
+        """Give the rewritten copies of functions that the module's forward calls."""
+        if self._callees is None:
+            self._callees = Callees(self)
+        return self._callees
 
     def keep_edits(self, session: Session) -> None:
         """Drop all of a session's listeners here but those that edit values."""
@@ -151,6 +215,7 @@ class Junction:
             if one.session is not session or (one.stage == 1 and one.values)
         ]
         self.plan = _Plan(self._stations, self._listeners)
+        self._stand()
 
     def forget_frames(self, session: Session, thread: int) -> None:
         """Drop executions that a session knows to have ended; others' may be under way."""
@@ -172,19 +237,17 @@ class Junction:
         thread = get_ident()
         task = graph_task_id()
         plan = self.plan
-        frame = _Frame()
+        frame = self._begin(module, thread, task)
         visits = frame.visits
-        for session, station in plan.stations:
-            visit = session.begin(station, thread, task)
-            if visit is not None:
-                visits[session] = visit
         stack = self.frames.get(thread)
         if stack is None:
             stack = self.frames[thread] = []
         stack.append(frame)
         if not visits:
             return None
-        if not (plan.inputs or plan.input_gradients or plan.output_gradients):
+        if plan.inside.has_gradients or plan.output_gradients:
+            frame.received = versions(args, kwargs)
+        if not (plan.inputs or plan.input_gradients):
             return None
         before_args, before_kwargs = args, kwargs
         for listener in plan.inputs:
@@ -193,21 +256,51 @@ class Junction:
                 args, kwargs = listener.on_input(one, module, args, kwargs)
         if plan.input_gradients:
             args, kwargs = self._tap_inputs(plan, frame, module, args, kwargs)
-        if plan.output_gradients:
-            frame.received = _versions(args, kwargs)
+        if frame.received or plan.inside.has_gradients or plan.output_gradients:
+            frame.received = versions(args, kwargs)
         if args is before_args and kwargs is before_kwargs:
             return None
         return args, kwargs
 
+    def _begin(self, module: nn.Module, thread: int, task: int) -> Frame:
+        visits = {}
+        for session, station in self.plan.stations:
+            visit = session.begin(station, thread, task)
+            if visit is not None:
+                visits[session] = visit
+        return Frame(module, visits)
+
+    def current(self) -> Frame | None:
+        """Give the innermost execution of the module that is under way in this thread."""
+        stack = self.frames.get(get_ident())
+        return stack[-1] if stack else None
+
+    def begin_directly(self) -> Frame:
+        """Begin an execution of which the hooks do not know: forward was called by itself."""
+        return self._begin(self.module, get_ident(), graph_task_id())
+
+    @contextmanager
+    def directly(self) -> Iterator[Frame]:
+        """Have such an execution under way."""
+        frame = self.begin_directly()
+        stack = self.frames.setdefault(get_ident(), [])
+        stack.append(frame)
+        try:
+            yield frame
+        finally:
+            frame.is_over = True
+            if frame in stack:
+                stack.remove(frame)
+
     def _tap_inputs(
         self,
         plan: _Plan,
-        frame: _Frame,
+        frame: Frame,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        asked = _may_be_wired(plan.input_gradients, frame, "input")
+        asked = may_be_wired(plan.input_gradients, frame, "input")
         if not asked:
             return args, kwargs
         if len(asked) == 1 and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
@@ -239,6 +332,7 @@ class Junction:
         frame = stack.pop() if stack else self._end_short_way()
         if frame is None:
             return None
+        frame.is_over = True
         visits = frame.visits
         if not visits:
             return None
@@ -252,6 +346,8 @@ class Junction:
                 self._settle(frame, None)
             return None
         self._settle(frame, output)
+        if self.plan.inside is not NOTHING_INSIDE:
+            settle(self.plan.inside, frame)
         plan = self.plan
         before = output
         for listener in plan.outputs:
@@ -259,7 +355,7 @@ class Junction:
             if one is not None:
                 output = listener.on_output(one, module, args, kwargs, output)
         if plan.output_gradients:
-            asked = _may_be_wired(plan.output_gradients, frame, "output")
+            asked = may_be_wired(plan.output_gradients, frame, "output")
             if len(asked) == 1 and isinstance(output, Tensor) and not asked[0][0].leaf:
                 output = gradients.wire_one(output, *asked[0], frame.received)
             elif asked:
@@ -268,7 +364,7 @@ class Junction:
                 output = gradients.wire_outputs(output, ears, frame.received, path)
         return None if output is before else output
 
-    def _settle(self, frame: _Frame, output: Any) -> None:
+    def _settle(self, frame: Frame, output: Any) -> None:
         """Put the history of tapped arguments right, and watch over those given back."""
         if frame.tap is not None:
             original, alias, relay, version = frame.tap
@@ -289,58 +385,14 @@ class Junction:
             frame.taps.rebase()
             frame.taps.audit(output)
 
-    def _end_short_way(self) -> _Frame | None:
+    def _end_short_way(self) -> Frame | None:
         """Give the frame of an execution that began when only one session listened here."""
         for session, station in self.plan.stations:
             call = session.active.get(get_ident())
             if call is not None and call.short_ways and call.short_ways[-1][0] is self:
-                frame = _Frame()
-                frame.visits[session] = Visit(station, call, call.short_ways.pop()[1])
-                return frame
+                visit = Visit(station, call, call.short_ways.pop()[1])
+                return Frame(self.module, {session: visit})
         return None
-
-
-def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
-    """Note the version of each tensor that comes in and may have a gradient."""
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return {id(args[0]): args[0]._version} if args[0].requires_grad else {}
-    found = {}
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            if value.requires_grad:
-                found[id(value)] = value._version
-        elif value is not None:
-            for _, tensor in _trees.leaves(value):
-                if tensor.requires_grad:
-                    found[id(tensor)] = tensor._version
-    return found
-
-
-def _may_be_wired(
-    listeners: list[Listener], frame: _Frame, port: str
-) -> list[tuple[Listener, Visit]]:
-    """List who can be promised gradients in this execution, with the visit they belong to."""
-    asked = []
-    enabled = torch.is_grad_enabled()
-    visits = frame.visits
-    for listener in listeners:
-        visit = visits.get(listener.session)
-        if visit is None or not listener.session.is_open:
-            continue
-        if visit.is_recompute:
-            # The first pass of a reentrant checkpoint ran without grad: only its recompute has a
-            # graph. Any other recompute is there for its values alone.
-            original = visit.original
-            if original is None or port in original.wired or not enabled:
-                continue
-            visit = original
-        elif not enabled:
-            listener.no_gradient(visit, port, None, "grad mode off")
-            continue
-        else:  # not in a recompute: a backward that comes again makes its graph anew
-            visit.wired = (*visit.wired, port)
-        asked.append((listener, visit))
-    return asked
 
 
 class _ModuleHook:
@@ -400,6 +452,23 @@ class _PreHook(_ModuleHook):
                 station.runs += 1
                 call.short_ways.append((junction, index))
                 return None
+        inside = junction.plan.values_inside
+        if inside is not None and graph_task_id() == -1:
+            session, station = inside
+            thread = get_ident()
+            call = session.active.get(thread)
+            if call is not None and call.depth:
+                counts = call.counts
+                index = counts.get(station, 0)
+                counts[station] = index + 1
+                station.runs += 1
+                frame = Frame(module, {session: Visit(station, call, index)})
+                stack = junction.frames.get(thread)
+                if stack is None:
+                    junction.frames[thread] = [frame]
+                else:
+                    stack.append(frame)
+                return None
         bare = junction.plan.bare_root
         if bare is not None and graph_task_id() == -1:
             bare[0].begin(bare[1], get_ident(), -1)
@@ -429,6 +498,15 @@ class _PostHook(_ModuleHook):
                     visit = Visit(station, call, index)
                     new = listener.on_output(visit, module, args, kwargs, output)
                     return None if new is output else new
+        inside = junction.plan.values_inside
+        if inside is not None:
+            stack = junction.frames.get(get_ident())
+            if stack and inside[0] in stack[-1].visits and not has_raised:
+                frame = stack.pop()
+                frame.is_over = True
+                if frame.waiting or inside[0].hears_leaving:
+                    settle(junction.plan.inside, frame)
+                return None
         bare = junction.plan.bare_root
         if bare is not None and not junction.frames.get(get_ident()):
             call = bare[0].active.get(get_ident())

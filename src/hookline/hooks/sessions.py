@@ -25,7 +25,8 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.aliases import Audit
-from hookline.hooks.junctions import CALL_CODE, Junction
+from hookline.hooks.junctions import Junction
+from hookline.hooks.operations import CALL_CODE
 from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
@@ -46,6 +47,9 @@ class Session:
     """Attach listeners to a model, count its calls, and take everything away again."""
 
     _sequence: ClassVar = itertools.count(1)
+
+    hears_leaving = False
+    """Whether its listeners inside a forward are to be told when that is over."""
 
     parameter_order: tuple[int, int] = (2, 0)
     """When its parameters get their turn as a call begins, as listeners do at one site."""
@@ -171,12 +175,13 @@ class Session:
         if junction is None:
             junction = station.junction
             if junction is None:
-                junction = station.junction = Junction()
+                junction = station.junction = Junction(module)
                 junction.join(self, station, self._listeners[station])
+            self._junctions.append((junction, module))
             junction.install(module)
         else:
+            self._junctions.append((junction, module))
             junction.join(self, station, self._listeners[station])
-        self._junctions.append((junction, module))
 
     def close(self) -> None:
         """Take everything away; does nothing the second time."""
@@ -222,7 +227,9 @@ class Session:
         if self.is_open or self.is_lingering:
             return  # closing will come back here
         for station in self._stations.values():
-            station.junction = None
+            if station.junction is not None:
+                station.junction.dispose()
+                station.junction = None
         self._parameters.clear()
         self._listeners.clear()
         self._stations.clear()
@@ -279,6 +286,22 @@ class Session:
         """Learn that a value was changed in this visit: its checkpointed region needs it again."""
         for known in (visit.original or visit).regions:
             known.is_edited = True
+
+    def note_inside_edit(self, visit: Visit) -> None:
+        """Learn that a value inside a forward was changed: regions that began there count too."""
+        self.note_edit(visit)
+        if top_saved_tensor_hooks(False) is not None or not torch.is_grad_enabled():
+            for region in checkpoints.recorded_regions():
+                self._regions.setdefault(region, _Region()).is_edited = True
+
+    def is_in_own_region(self, visit: Visit) -> bool:
+        """Tell whether a checkpointed region began inside the forward of this visit."""
+        if top_saved_tensor_hooks(False) is None and torch.is_grad_enabled():
+            return False
+        known = (visit.original or visit).regions
+        return any(
+            self._regions.get(region) not in known for region in checkpoints.recorded_regions()
+        )
 
     def _start_call(self, thread: int, *, is_implicit: bool) -> Call:
         before = self.active.get(thread)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookline._trees import Path
-from hookline.addresses import format_leaf
+from hookline.addresses import Inside, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind, paths
 
@@ -112,7 +112,7 @@ class Visit:
     original: Visit | None = None
     """The visit that a recompute repeats."""
 
-    wired: tuple[str, ...] = ()
+    wired: set[str] | tuple[()] = ()
     """The ports whose tensors carry gradient hooks of this visit."""
 
     made_graph: int | None = None
@@ -163,7 +163,7 @@ class At:
         self.module = module
         """The module that ran."""
         self.port = port
-        """`input`, `output` or `parameter`."""
+        """`input`, `output`, `parameter`, or a name inside forward such as `@scores[1]`."""
         self.leaf = leaf
         """The place inside a nested value, as a tuple of names and indexes."""
         self.is_grad = is_grad
@@ -187,8 +187,17 @@ class At:
         path = escape(self.names[0])
         if self.port == "parameter":
             return f"{path}:grad" if self.is_grad else path
-        grad = ".grad" if self.is_grad else ""
-        return f"{path}:{self.port}{format_leaf(self.leaf)}{grad}"
+        return format_place(path, self.port, self.leaf, is_grad=self.is_grad)
+
+    @property
+    def name(self) -> str | None:
+        """Give the name of the variable or operation; None at the module's border."""
+        return parse_port(self.port).name if is_inside(self.port) else None
+
+    @property
+    def index(self) -> int | None:
+        """Give which assignment or call of that name it is within the visit, from 0."""
+        return parse_port(self.port).number if is_inside(self.port) else None
 
     @property
     def inputs(self) -> dict[str, Any] | None:
@@ -223,7 +232,19 @@ class Listener:
     on. Subclasses override what they need; each method gives back the value that flows on.
     """
 
-    __slots__ = ("gradients", "leaf", "port", "sequence", "session", "stage", "station", "values")
+    __slots__ = (
+        "gradients",
+        "inside",
+        "leaf",
+        "most_seen",
+        "port",
+        "sequence",
+        "session",
+        "stage",
+        "station",
+        "taps_arguments",
+        "values",
+    )
 
     is_collective = False
     """Whether it wants all gradients of a port together, in `on_gradients`."""
@@ -244,10 +265,16 @@ class Listener:
         self.session = session
         self.station = station
         self.port = port
+        self.inside: Inside | None = parse_port(port) if is_inside(port) else None
+        """The variable or operation it listens at; None at the module's border."""
         self.leaf = leaf
         self.values = values
         self.gradients = gradients
         self.stage = stage
+        self.most_seen = -1
+        """The highest number that a value inside forward had which was not the one asked for."""
+        self.taps_arguments = True
+        """Whether a variable that is an argument is tapped for it, which may regroup sums."""
         self.sequence = 0
 
     def on_input(
@@ -266,6 +293,10 @@ class Listener:
     ) -> Any:
         """Receive what the module returned."""
         return output
+
+    def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
+        """Receive the value of a variable or operation, or the arguments of one by name."""
+        return value
 
     def note(self, call: Call, index: int, output: Any) -> bool:
         """Take an output in haste; false where it has to come through `on_output`."""
@@ -288,6 +319,12 @@ class Listener:
             grad = self.on_gradients(visit, port, {leaf: grad}, task)[leaf]
         return grad
 
+    def on_leave(self, visit: Visit) -> None:
+        """Learn that the forward it listens inside of is over."""
+
+    def may_hear(self) -> None:
+        """Learn that a value was met inside forward whose gradient it will be told of."""
+
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         """Learn why a tensor of the port can have no gradient in this visit."""
 
@@ -296,4 +333,4 @@ class Listener:
 
     @property
     def address(self) -> str:
-        return f"{escape(self.station.path)}:{self.port}{format_leaf(self.leaf)}"
+        return format_place(escape(self.station.path), self.port, self.leaf)

@@ -7,23 +7,30 @@ kept, and the model is as it was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline import _trees
-from hookline._errors import UnsupportedModel
 from hookline._tables import Table
 from hookline._trees import Path
-from hookline.addresses import ModuleTree, Selector, Site, format_leaf, resolve
+from hookline.addresses import (
+    ModuleTree,
+    Selector,
+    Site,
+    format_place,
+    is_inside,
+    parse_port,
+    resolve,
+)
 from hookline.hooks.arguments import bind
 from hookline.hooks.functions import check_leaf
 from hookline.hooks.refusals import generator_kind
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
-from hookline.surveys.preserving import preserved
+from hookline.surveys.examples import ExampleRun
 
 
 class SiteTable(Table):
@@ -38,6 +45,7 @@ class SiteTable(Table):
 class _Seen(NamedTuple):
     """What one leaf of a site was; `shape` is None where the value holds no tensor."""
 
+    port: str
     leaf: Path
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
@@ -60,6 +68,8 @@ def sites(model: nn.Module, where: Selector = "**", *, example: Any = None) -> S
     for site in found:
         check_leaf(site)
     notes = _lazy_function_notes(found)
+    if example is None and any(site.port[0] == "/" for site in found):
+        notes.append("which operations run is known with an example: hl.sites(..., example=x).")
     observed = None if example is None else _observe(model, tree, found, example)
     rows = [row for site in found for row in _site_rows(site, observed)]
     columns = ["address", "type", "names", "shape", "dtype", "device", "visits"]
@@ -113,18 +123,25 @@ class _Metadata(Listener):
         self._note(output)
         return output
 
-    def _note(self, tree: Any) -> None:
+    def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
+        self._note(value, port)
+        return value
+
+    def _note(self, tree: Any, port: str | None = None) -> None:
+        port = port or self.port
         try:
             value = _trees.get(tree, self.leaf)
         except _trees.NoSuchLeaf:
-            self.missing = [f"{self.port}{format_leaf(path)}" for path, _ in _trees.leaves(tree)]
+            self.missing = [
+                format_place("", port, path).removeprefix(":") for path, _ in _trees.leaves(tree)
+            ]
             return
         noted = [
-            _Seen(path, *_describe(tensor))
+            _Seen(port, path, *_describe(tensor))
             for path, tensor in _trees.leaves(value, self.leaf)
             if not self.site.is_grad or tensor.is_floating_point() or tensor.is_complex()
         ]
-        self.seen.update(noted or [_Seen(self.leaf)])
+        self.seen.update(noted or [_Seen(port, self.leaf)])
 
 
 def _describe(tensor: Tensor) -> tuple[tuple[int, ...] | None, str, str]:
@@ -136,45 +153,16 @@ def _observe(
     model: nn.Module, tree: ModuleTree, found: list[Site], example: Any
 ) -> dict[Site, _Metadata]:
     """Run the model once and give what was seen at each site that could be listened at."""
-    session = Session(model, "hl.sites(...)", this_thread=True)
-    session.follows_recompute = False
-    _refuse_uninitialized(tree)
+    run = ExampleRun(model, tree, "hl.sites")
     listeners: dict[Site, _Metadata] = {}
     for site in found:
         if site.port == "parameter" or generator_kind(site.module) is not None:
             continue
-        station = session.station(site.names, site.module)
-        listeners[site] = _Metadata(session, station, site)
-        session.listen(listeners[site])
-    args, kwargs = _arguments(example)
-    with preserved([entry.module for entry in tree.entries]):
-        session.open()
-        try:
-            model(*args, **kwargs)
-        except Exception as error:
-            error.add_note("in the forward that hl.sites ran with `example`; nothing is left of it")
-            raise
-        finally:
-            session.close()
+        station = run.session.station(site.names, site.module)
+        listeners[site] = _Metadata(run.session, station, site)
+        run.session.listen(listeners[site])
+    run.start(example)
     return listeners
-
-
-def _arguments(example: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), example
-    return (example if isinstance(example, tuple) else (example,)), {}
-
-
-def _refuse_uninitialized(tree: ModuleTree) -> None:
-    for entry in tree.entries:
-        for owned in (entry.module._parameters, entry.module._buffers):
-            for name, tensor in owned.items():
-                if tensor is not None and is_lazy(tensor):
-                    path = f"{entry.names[0]}.{name}" if entry.names[0] else name
-                    raise UnsupportedModel(
-                        f"`{path}` is not initialized yet, and running the example would do it. "
-                        "Run the model once first: model(example); or list without an example."
-                    )
 
 
 def _site_rows(site: Site, observed: Mapping[Site, _Metadata] | None) -> list[dict[str, Any]]:
@@ -197,12 +185,31 @@ def _site_rows(site: Site, observed: Mapping[Site, _Metadata] | None) -> list[di
         return [row]
     if not listener.seen:
         return [row | {"visits": 0}]
-    # By leaf, so that the shapes of one leaf stand together; sorting is stable.
-    order = {leaf: i for i, leaf in enumerate(dict.fromkeys(seen.leaf for seen in listener.seen))}
+    # By place, so that the shapes of one leaf stand together; sorting is stable.
+    places = dict.fromkeys((seen.port, seen.leaf) for seen in listener.seen)
+    order = {place: number for number, place in enumerate(places)}
+    ports = _shorten(list(dict.fromkeys(port for port, _ in places)))
     return [
-        row | seen._asdict() | {"address": site._replace(leaf=seen.leaf).address, "visits": visits}
-        for seen, visits in sorted(listener.seen.items(), key=lambda item: order[item[0].leaf])
+        row
+        | {name: value for name, value in seen._asdict().items() if name in row}
+        | {
+            "address": site._replace(port=ports[seen.port], leaf=seen.leaf).address,
+            "visits": visits,
+        }
+        for seen, visits in sorted(
+            listener.seen.items(), key=lambda item: order[item[0].port, item[0].leaf]
+        )
     ]
+
+
+def _shorten(ports: list[str]) -> dict[str, str]:
+    """Leave out the number of what was assigned or called only once in a visit."""
+    short = {
+        port: str(parse_port(port)._replace(number=None)) if is_inside(port) else port
+        for port in ports
+    }
+    often = Counter(short.values())
+    return {port: short[port] if often[short[port]] == 1 else port for port in ports}
 
 
 def _lazy_function_notes(found: list[Site]) -> list[str]:

@@ -1,0 +1,288 @@
+"""Variables inside a module's forward: where a rewritten copy of it hands each value over.
+
+`hookline.sources` makes the copy; this file is what its taps call. A scope belongs to one
+execution: it knows the frame of the visit and counts assignments in it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookline._errors import EditError, NoSuchSite
+from hookline.addresses.inside import Inside
+from hookline.addresses.pattern import escape
+from hookline.hooks import checkpoints
+from hookline.hooks.frames import Frame
+from hookline.hooks.inside import Asked, flow
+from hookline.sources import NoSource, read, rewrite, unwrap
+
+if TYPE_CHECKING:
+    from hookline.hooks.junctions import Junction
+
+_MOST_FRAMES_TO_MODE = 3
+"""How far a torch function is from the mode it hands itself over to."""
+_OWN_NAMES = ("__hl_taps__", "__hl_scope__")
+
+Spots = tuple[str, ...]
+"""The names of one variable: a function may be known by its own name and by the caller's."""
+
+
+class Scope:
+    """The variables of one function in one execution of a module."""
+
+    __slots__ = ("frame", "junction", "names", "prefixes")
+
+    def __init__(
+        self, junction: Junction, frame: Frame, names: list[str | Spots], prefixes: Spots
+    ) -> None:
+        self.junction = junction
+        self.frame = frame
+        self.names = names
+        self.prefixes = prefixes
+        """What comes before the names of functions called here."""
+
+    def assign(self, point: int, value: Any) -> Any:
+        """Receive a value as it is assigned; give the one that is."""
+        frame = self.frame
+        counts = frame.counts
+        plan = self.junction.plan.inside
+        spots = self.names[point]
+        if type(spots) is str and not frame.is_over:  # nearly always
+            index = counts.get(spots, 0)
+            counts[spots] = index + 1
+            asked = plan.at(spots)
+            return value if asked is None else flow(asked, frame, index, value)
+        for spot in (spots,) if isinstance(spots, str) else spots:
+            asked = plan.at(spot)
+            index = counts.get(spot, 0)
+            if frame.is_over:
+                if asked is not None:
+                    value = _assign_late(asked, frame, index, value)
+                continue
+            counts[spot] = index + 1
+            if asked is not None:
+                value = flow(asked, frame, index, value)
+        return value
+
+
+def _assign_late(asked: Asked, frame: Frame, index: int, value: Any) -> Any:
+    """Receive a value of a function that outlives the forward: a recompute, or a generator."""
+    if not checkpoints.is_recompute():
+        frame.counts[asked.spot] = index + 1
+        return flow(asked, frame, index, value)
+    edits = [one for one in asked.values if one.stage == 1]
+    for one in edits:
+        if one.inside is not None and one.inside.number is not None:
+            raise EditError(
+                f"the edit at `{one.address}` depends on the number of the assignment, and a part "
+                "of forward that is checkpointed by itself is recomputed: which assignment it is "
+                "cannot be told. Edit all of them, or checkpoint the whole module."
+            )
+    return flow(asked.pick(edits), frame, index, value)
+
+
+class _Idle:
+    """Stand for the scope of a forward that nobody listens to."""
+
+    def assign(self, point: int, value: Any) -> Any:
+        return value
+
+
+_IDLE = _Idle()
+
+
+def iterate(scope: Callable[[int, Any], Any], shape: Any, iterable: Iterable[Any]) -> Iterator[Any]:
+    """Hand over what a comprehension loops over, item by item."""
+    items = iter(iterable)  # at once, as the comprehension itself would
+    return (_put(scope, shape, item) for item in items)
+
+
+def _put(scope: Callable[[int, Any], Any], shape: Any, item: Any) -> Any:
+    if isinstance(shape, int):
+        return scope(shape, item)
+    if shape is None:
+        return item
+    parts = tuple(item)
+    if len(parts) != len(shape):
+        return parts  # unpacking says what is wrong
+    return tuple([_put(scope, inner, part) for inner, part in zip(shape, parts, strict=True)])
+
+
+class _Taps:
+    """What a rewritten function calls; one for each function."""
+
+    def __init__(self, junction: Junction, prefixes: Spots) -> None:
+        self.junction = junction
+        self.prefixes = prefixes
+        self.names: list[str | Spots] = []
+
+    iterate = staticmethod(iterate)
+
+    def name(self, table: tuple[str, ...]) -> None:
+        """Learn which names the numbers in the rewritten function stand for."""
+        spots = [tuple([f"@{prefix}{name}" for prefix in self.prefixes]) for name in table]
+        self.names = [one[0] if len(one) == 1 else one for one in spots]
+
+    def enter(self) -> Callable[[int, Any], Any]:
+        """Begin a function that is no method."""
+        frame = self.junction.current()
+        if frame is None:
+            return _IDLE.assign
+        return Scope(self.junction, frame, self.names, self.prefixes).assign
+
+    def call(self, scope: Callable[[int, Any], Any], name: str, callee: Any) -> Any:
+        """Give the function to call in place of another one of which something is asked."""
+        inner = getattr(scope, "__self__", None)
+        if not isinstance(inner, Scope):
+            return callee
+        prefix, _, _ = name.rpartition(".")
+        own = getattr(callee, "__name__", "")
+        inside = f"{prefix}." if prefix else ""
+        candidates = dict.fromkeys([name, f"{inside}{own}"] if own else [name])
+        prefixes = tuple([f"{start}{one}." for start in inner.prefixes for one in candidates])
+        return self.junction.callees.replace(callee, prefixes)
+
+    def again(self, callee: Any) -> Any:
+        """Give the function to call where one calls itself."""
+        return self.junction.callees.replace(callee, self.prefixes)
+
+    def clean(self, found: Any) -> Any:
+        """Take the names of the taps out of what `locals()` or `dir()` gave."""
+        if isinstance(found, dict):
+            return {name: value for name, value in found.items() if name not in _OWN_NAMES}
+        return [name for name in found if name not in _OWN_NAMES]
+
+    def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
+        """Begin a method."""
+        return this, self.enter()
+
+
+class ForwardTaps(_Taps):
+    """What a rewritten forward calls."""
+
+    def __init__(self, junction: Junction, module: nn.Module) -> None:
+        super().__init__(junction, ("",))
+        self.module = module
+
+    def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
+        if this is not self.module:  # a copy of the module took the rewritten forward along
+            this.__dict__.pop("forward", None)
+            return this, _IDLE.assign
+        frame = self.junction.current() or self.junction.begin_directly()
+        if not frame.visits:
+            return frame.module, _IDLE.assign
+        return frame.module, Scope(self.junction, frame, self.names, self.prefixes).assign
+
+    def enter(self) -> Callable[[int, Any], Any]:
+        return self.begin(self.module)[1]
+
+
+class Callees:
+    """Rewritten copies of the functions that one module's forward calls."""
+
+    def __init__(self, junction: Junction) -> None:
+        self._junction = junction
+        self._known: dict[tuple[int, Spots, frozenset[str]], tuple[Any, Any]] = {}
+        """Each function, which stays alive for its id to stay its own, and its copy."""
+
+    def replace(self, callee: Any, prefixes: Spots) -> Any:
+        """Give a copy of a function that hands over what is asked of it; itself if nothing is."""
+        this = None
+        function = callee
+        if isinstance(callee, types.MethodType):
+            this, function = callee.__self__, callee.__func__
+        if isinstance(callee, (nn.Module, type)) or not callable(callee):
+            return callee
+        wanted = self._wanted(prefixes)
+        if not wanted:
+            return callee
+        key = (id(function), prefixes, wanted)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = function, self._rewrite(function, prefixes, wanted)
+        _, copy = known
+        return copy if this is None else types.MethodType(copy, this)
+
+    def called(self, prefix: str) -> list[Callable[..., Any]]:
+        """List the functions that were called under a name such as `helper.`."""
+        found = {id(one): one for key, (one, _) in self._known.items() if prefix in key[1]}
+        return list(found.values())
+
+    def standing_in(self, function: Any, caller: types.FrameType | None) -> Any:
+        """Give the copy of a torch function that hands itself over to a mode; else itself.
+
+        It names the original when it does, as if nothing of it were asked.
+        """
+        for original, copy in self._known.values():
+            if original is function and copy is not function:
+                code = getattr(unwrap(copy)[-1], "__code__", None)
+                frame = caller
+                for _ in range(_MOST_FRAMES_TO_MODE):
+                    if frame is None:
+                        break
+                    if frame.f_code is code:
+                        return copy
+                    frame = frame.f_back
+        return function
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def _wanted(self, prefixes: Spots) -> frozenset[str]:
+        names = self._junction.plan.inside.variables
+        return frozenset(
+            name[len(prefix) :]
+            for prefix in prefixes
+            for name in names
+            if name.startswith(prefix) and len(name) > len(prefix)
+        )
+
+    def _rewrite(self, function: Any, prefixes: Spots, wanted: frozenset[str]) -> Any:
+        try:
+            reading = read(function)
+        except NoSource as error:
+            self._refuse(function, prefixes, wanted, str(error))
+            return function
+        exact = {name for name in wanted if Inside("@", name).is_exact}
+        names = set(exact)
+        for pattern in wanted - exact:
+            matches = Inside("@", pattern).matches
+            names.update(name for name in reading.names if matches(name))
+        calls = {callee.name for callee in reading.callees}
+        unknown = [
+            name
+            for name in exact
+            if name not in reading.names
+            and name.rpartition(".")[0] not in calls
+            and "." not in name
+        ]
+        if unknown:
+            there = ", ".join(f"`{name}`" for name in reading.names)
+            self._refuse(function, prefixes, frozenset(unknown), f"it has only {there or 'none'}")
+        taps = _Taps(self._junction, prefixes)
+        try:
+            copy, table = rewrite(function, frozenset(names), taps)
+        except NoSource as error:
+            self._refuse(function, prefixes, wanted, str(error))
+            return function
+        taps.name(table)
+        return copy
+
+    def _refuse(self, function: Any, prefixes: Spots, names: frozenset[str], reason: str) -> None:
+        """Raise if one of the names was asked for by itself, not by a pattern."""
+        asked = {f"{prefix}{name}" for prefix in prefixes for name in names}
+        for listener in self._junction.listeners():
+            inside = listener.inside
+            if inside is None or inside.mark != "@" or inside.name not in asked:
+                continue
+            if inside.is_exact:
+                called = getattr(unwrap(function)[-1], "__qualname__", repr(function))
+                path = escape(listener.station.path)
+                raise NoSuchSite(
+                    f"`{path}{inside}`: what is called there is `{called}`, and {reason}. "
+                    f"See `print(hl.source(model, '{path}'))`."
+                )

@@ -1,0 +1,70 @@
+"""What reading a function gives: its assignments, its calls, and why there may be none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class NoSource(Exception):
+    """Say why a function cannot be read; the text reads on after "`X.forward`: "."""
+
+
+class Point(NamedTuple):
+    """One place in a function's source that binds a value to a name."""
+
+    name: str
+    """As written, dotted: `y`, `inner.y` in a nested function, `self.cache`, `return`."""
+    line: int
+    """The line in the file."""
+    kind: str
+    """`argument`, `assignment`, `attribute`, `comprehension`, `loop`, `match`, `return`, `walrus`
+    or `with`."""
+    is_certain: bool
+    """Whether it runs exactly once in each execution of the outermost function, as far as
+    statements tell: exceptions out of calls and abandoned generators are left aside."""
+
+
+class Callee(NamedTuple):
+    """One place in a function's source that calls something by name or attribute."""
+
+    name: str
+    """The last name of what is called, dotted as a point's: `softmax`, `inner.softmax`."""
+    line: int
+    """The line in the file."""
+    expression: str
+    """What is called, as source: `F.softmax`, `self._attn`, `super().forward`."""
+    function: Callable[..., Any] | None
+    """The function, where globals, closure, modules and classes tell; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The assignments and calls of one function."""
+
+    points: tuple[Point, ...]
+    """Every reachable assignment in source order, arguments first, without a method's `self`."""
+    callees: tuple[Callee, ...]
+    """Every call by name or attribute in source order, except of its own nested functions."""
+    file: str
+    """The file, as the running code names it."""
+    first_line: int
+    """The line in the file of the definition or its first decorator."""
+    last_line: int
+    """The line in the file where the definition ends."""
+    lines: tuple[str, ...]
+    """The source lines, decorators included."""
+    node: Definition
+    """The definition, with line numbers as in the file; not to be changed."""
+
+    @property
+    def names(self) -> dict[str, list[Point]]:
+        """Group the points by name, in source order."""
+        grouped: dict[str, list[Point]] = {}
+        for point in self.points:
+            grouped.setdefault(point.name, []).append(point)
+        return grouped

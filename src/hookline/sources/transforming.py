@@ -1,0 +1,294 @@
+"""The change of a definition's syntax tree: taps at the wanted assignments and calls."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from hookline.sources.bindings import (
+    argument_nodes,
+    bound_names,
+    called_name,
+    captured_names,
+    first_argument,
+    has_docstring,
+    iterated_names,
+)
+from hookline.sources.readings import Definition
+from hookline.sources.taps import SCOPE, TAPS
+
+Place = ast.expr | ast.stmt | ast.arg | ast.pattern
+"""A node with a line, which what is put there takes over."""
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a function, and of the functions it calls."""
+
+    points: frozenset[str]
+    """Names of points."""
+    callees: frozenset[str]
+    """Dotted names of callees of which something is wanted."""
+    unplaced: frozenset[str]
+    """Names of variables in functions that are called by no name the source shows."""
+
+    @classmethod
+    def sort(cls, wanted: frozenset[str], *, points: set[str], callees: set[str]) -> Wanted:
+        """Tell the names of a function's own points from those of functions it calls."""
+        called, unplaced = set(), set()
+        for name in wanted:
+            starts = [name[:at] for at, letter in enumerate(name) if letter == "."]
+            found = callees.intersection(starts)
+            called |= found
+            if starts and not found and name not in points:
+                unplaced.add(name)
+        return cls(wanted & points, frozenset(called), frozenset(unplaced))
+
+
+class Transformer(ast.NodeTransformer):
+    """Put the taps into one definition, which it changes."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        *,
+        local_names: frozenset[str],
+        nested_functions: frozenset[str],
+        is_method: bool,
+    ) -> None:
+        self.wanted = wanted
+        self.local_names = local_names
+        self.nested_functions = nested_functions
+        self.is_method = is_method
+        self.may_meet_itself = any(wanted) and not is_method
+        self.prefix = ""
+        self.own_name = ""
+        self.table: dict[str, int] = {}
+
+    def transform(self, node: Definition) -> Definition:
+        """Change the outermost definition: open a scope, then tap what is wanted."""
+        self.own_name = node.name
+        first = first_argument(node) if self.is_method else None
+        self._function(node, [_opening(node, first)], first)
+        return node
+
+    def _function(
+        self, node: Definition, opening: list[ast.stmt], first: ast.arg | None = None
+    ) -> None:
+        arguments = [each for each in argument_nodes(node.args) if each is not first]
+        for each in arguments:
+            opening += self._again([each.arg], each)
+        at = 1 if has_docstring(node.body) else 0
+        node.body = [*node.body[:at], *opening, *self._block(node.body[at:])]
+
+    def _block(self, statements: Iterable[ast.stmt]) -> list[ast.stmt]:
+        changed: list[ast.stmt] = []
+        for statement in statements:
+            new = self.visit(statement)
+            changed.extend(new if isinstance(new, list) else [new])
+        return changed
+
+    def _wants(self, name: str) -> bool:
+        return self.prefix + name in self.wanted.points
+
+    def _number(self, name: str) -> int:
+        return self.table.setdefault(self.prefix + name, len(self.table))
+
+    def _tap(self, name: str, value: ast.expr) -> ast.expr:
+        number = _constant(self._number(name), value)
+        return _call(_name(SCOPE, value), [number, value], value)
+
+    def _tap_if_wanted(self, name: str, value: ast.expr) -> ast.expr:
+        return self._tap(name, value) if self._wants(name) else value
+
+    def _again(self, names: Iterable[str], at: Place) -> list[ast.stmt]:
+        """Bind names once more, to what the tap makes of their values."""
+        return [
+            ast.copy_location(
+                ast.Assign(
+                    [_variable(name, at, ast.Store())], self._tap(name, _variable(name, at))
+                ),
+                at,
+            )
+            for name in names
+            if self._wants(name)
+        ]
+
+    def _again_in(self, target: ast.expr) -> list[ast.stmt]:
+        return [
+            statement
+            for name, node in bound_names(target)
+            for statement in self._again([name], node)
+        ]
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        self.generic_visit(node)
+        only = node.targets[0]
+        if len(node.targets) == 1 and isinstance(only, (ast.Name, ast.Attribute)):
+            for name, _ in bound_names(only):
+                node.value = self._tap_if_wanted(name, node.value)
+            return node
+        return [node, *(new for target in node.targets for new in self._again_in(target))]
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is not None:
+            node.target, node.value = self.visit(node.target), self.visit(node.value)
+            for name, _ in bound_names(node.target):
+                node.value = self._tap_if_wanted(name, node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        self.generic_visit(node)
+        return [node, *self._again_in(node.target)]
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        self.generic_visit(node)
+        for name, _ in bound_names(node.target):
+            node.value = self._tap_if_wanted(name, node.value)
+        return node
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = self._tap_if_wanted("return", node.value)
+        return node
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> Any:
+        self.generic_visit(node)
+        node.body[:0] = self._again_in(node.target)
+        return node
+
+    visit_AsyncFor = visit_For  # noqa: N815 (the name that ast looks for)
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> Any:
+        self.generic_visit(node)
+        body, items = node.body, list[ast.withitem]()
+        # `with A as a, B(a):` is `with A as a: with B(a):`, and B is to get the a that was bound.
+        for item in reversed(node.items):
+            again = self._again_in(item.optional_vars) if item.optional_vars else []
+            if again:
+                if items:
+                    body = [_with(node, items, body)]
+                body, items = [*again, *body], []
+            items.insert(0, item)
+        return _with(node, items, body)
+
+    visit_AsyncWith = visit_With  # noqa: N815 (the name that ast looks for)
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        self.generic_visit(node)
+        names = dict.fromkeys(captured_names(node.pattern))
+        node.body[:0] = self._again(names, node.pattern)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        self.generic_visit(node)
+        if any(self._wants(name) for name, _ in iterated_names(node)):
+            arguments = [_name(SCOPE, node.iter), self._shape(node.target), node.iter]
+            node.iter = _call(_taps("iterate", node.iter), arguments, node.iter)
+        return node
+
+    def _shape(self, target: ast.expr) -> ast.expr:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            elements = [self._shape(element) for element in target.elts]
+            return ast.copy_location(ast.Tuple(elements, ast.Load()), target)
+        if isinstance(target, ast.Name) and self._wants(target.id):
+            return _constant(self._number(target.id), target)
+        return _constant(None, target)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        function = node.func
+        name = called_name(function)
+        if name is None:
+            return node
+        is_plain = isinstance(function, ast.Name)
+        if is_plain and name in self.nested_functions:
+            return node
+        is_local = is_plain and name in self.local_names
+        if is_plain and not is_local and name in ("locals", "vars", "dir"):
+            has_arguments = node.args or node.keywords
+            return node if has_arguments else _call(_taps("clean", node), [node], node)
+        dotted = self.prefix + name
+        is_unplaced = is_local and any(
+            wanted.startswith(self.prefix) for wanted in self.wanted.unplaced
+        )
+        if dotted in self.wanted.callees or is_unplaced:
+            arguments = [_name(SCOPE, function), _constant(dotted, function), function]
+            node.func = _call(_taps("call", function), arguments, function)
+        elif is_plain and name == self.own_name and self.may_meet_itself and not is_local:
+            node.func = _call(_taps("again", function), [function], function)
+        return node
+
+    def visit_FunctionDef(self, node: Definition) -> Any:
+        node.decorator_list = [self.visit(each) for each in node.decorator_list]
+        self._defaults(node.args)
+        outer, self.prefix = self.prefix, f"{self.prefix}{node.name}."
+        self._function(node, [])
+        self.prefix = outer
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 (the name that ast looks for)
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        self._defaults(node.args)
+        outer, self.prefix = self.prefix, f"{self.prefix}lambda."
+        node.body = self.visit(node.body)
+        self.prefix = outer
+        return node
+
+    def _defaults(self, arguments: ast.arguments) -> None:
+        arguments.defaults = [self.visit(each) for each in arguments.defaults]
+        arguments.kw_defaults = [each and self.visit(each) for each in arguments.kw_defaults]
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        node.decorator_list = [self.visit(each) for each in node.decorator_list]
+        node.bases = [self.visit(each) for each in node.bases]
+        node.keywords = [self.visit(each) for each in node.keywords]
+        return node
+
+
+def _opening(node: Definition, first: ast.arg | None) -> ast.stmt:
+    """Write the first statement of a rewritten function."""
+    at = node
+    if first is None:
+        opened = _call(_taps("enter", at), [], at)
+        return ast.copy_location(ast.Assign([_name(SCOPE, at, ast.Store())], opened), at)
+    opened = _call(_taps("begin", at), [_name(first.arg, at)], at)
+    names: list[ast.expr] = [_name(first.arg, at, ast.Store()), _name(SCOPE, at, ast.Store())]
+    target = ast.copy_location(ast.Tuple(names, ast.Store()), at)
+    return ast.copy_location(ast.Assign([target], opened), at)
+
+
+def _name(name: str, at: Place, context: ast.expr_context | None = None) -> ast.Name:
+    return ast.copy_location(ast.Name(name, context or ast.Load()), at)
+
+
+def _variable(name: str, at: Place, context: ast.expr_context | None = None) -> ast.expr:
+    """Write `y` or `self.cache`."""
+    owner, _, attribute = name.rpartition(".")
+    if not owner:
+        return _name(name, at, context)
+    whole = ast.Attribute(_name(owner, at), attribute, context or ast.Load())
+    return ast.copy_location(whole, at)
+
+
+def _constant(value: str | int | None, at: Place) -> ast.expr:
+    return ast.copy_location(ast.Constant(value), at)
+
+
+def _taps(method: str, at: Place) -> ast.expr:
+    return ast.copy_location(ast.Attribute(_name(TAPS, at), method, ast.Load()), at)
+
+
+def _call(function: ast.expr, arguments: list[ast.expr], at: Place) -> ast.expr:
+    return ast.copy_location(ast.Call(function, arguments, []), at)
+
+
+def _with(
+    node: ast.With | ast.AsyncWith, items: list[ast.withitem], body: list[ast.stmt]
+) -> ast.With | ast.AsyncWith:
+    new = copy.copy(node)
+    new.items, new.body = items, body
+    return new
