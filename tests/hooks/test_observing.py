@@ -229,7 +229,8 @@ def test_generator_forward_is_refused_by_name_and_left_out_of_patterns() -> None
         hl.hook(model, "lazy", print)
     assert str(caught.value) == (
         "`lazy` (Lazy): its forward is a generator, which returns before its body runs, so there "
-        "is no output to see at the module's border. Attach to the modules it calls."
+        "is no output to see at the module's border. Attach to its variables (`lazy@name`), or to "
+        "the modules it calls."
     )
     with hl.hook(model, "*", lambda value, at: seen.append(at.path)):
         model(torch.ones(1, 3))

@@ -144,8 +144,8 @@ class Captured(Reader):
             f"got.calls[{first}]['{path}'], or capture with last=True."
         )
 
-    def _explain_missing(self, path: str) -> NotCaptured:
-        return self.index.explain_missing(path)
+    def _explain_missing(self, path: str, inside: object) -> NotCaptured:
+        return self.index.explain_missing(path, inside=inside)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

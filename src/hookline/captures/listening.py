@@ -15,6 +15,7 @@ from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
+from hookline.captures.foreseeing import may_change
 from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwritten
 from hookline.captures.records import Place, VisitRecord
 from hookline.hooks.arguments import bind
@@ -109,6 +110,7 @@ class CaptureListener(Listener):
         "grad_reasons",
         "heard",
         "is_exact",
+        "is_fleeting",
         "log",
         "missed_leaf",
         "place",
@@ -127,6 +129,8 @@ class CaptureListener(Listener):
         )
         self.is_exact = site.is_exact
         module = station.module
+        self.is_fleeting = self.inside is not None and may_change(module, self.inside)
+        """Whether the forward it is in changes something in place."""
         self.place = Place(site.names, type(module).__name__, weakref.ref(module))
         self.grad_reasons: dict[str, int] = {}
 
@@ -142,8 +146,11 @@ class CaptureListener(Listener):
         self.most_seen = -1
         self.heard = False
         """Whether a value came by, so that a gradient could have come."""
-        self.copy = session.copies or (
-            session.copies_overwritten and was_overwritten(self.station.module, self.port)
+        foresees = session.keeper.clone == "auto" and not session.keeper.keep_graph
+        self.copy = (
+            session.copies
+            or (self.is_fleeting and foresees)
+            or (session.copies_overwritten and was_overwritten(self.station.module, self.port))
         )
         is_plain = not self.copy and not self.leaf and self.port != "input"
         self.taps_arguments = self.is_exact or session.grads == "all"

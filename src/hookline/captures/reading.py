@@ -30,13 +30,18 @@ class Index:
         """Every name that was asked for, with the one results are kept under."""
         self.report: Report | None = None
 
-    def explain_missing(self, path: str, call: int | None = None) -> NotCaptured:
-        """Say why there is nothing under a path."""
+    def explain_missing(
+        self, path: str, call: int | None = None, inside: object = ""
+    ) -> NotCaptured:
+        """Say why there is nothing under a path, or of a name inside that module's forward."""
         if path in self.names:
             where = "" if call is None else f" in call {call}"
-            why = self.report.why(self.names[path]) if self.report is not None else ""
+            why = ""
+            if self.report is not None:
+                why = self.report.why(self.names[path] + str(inside))
             when = "yet" if self.is_open else "in this capture"
-            return NotCaptured(f"`{path}` has no value{where} {when}. {why or 'It did not run.'}")
+            why = why or ("Nothing came there." if inside else "It did not run.")
+            return NotCaptured(f"`{path}{inside}` has no value{where} {when}. {why}")
         if not is_exact(path):
             return NotCaptured(
                 f"`{path}` is a pattern, and reading takes one address. "
@@ -207,7 +212,7 @@ class Reader:
     def _parameter(self, path: str) -> list[ParameterRecord]:
         raise NotImplementedError
 
-    def _explain_missing(self, path: str) -> NotCaptured:
+    def _explain_missing(self, path: str, inside: object) -> NotCaptured:
         raise NotImplementedError
 
     def _choose(self, path: str, visits: list[CapturedVisit], visit: int | None) -> CapturedVisit:
@@ -232,7 +237,7 @@ class Reader:
             return parameters[0].read(is_grad=address.port == "grad")
         visits = self._visits(path)
         if not visits:
-            raise self._explain_missing(path)
+            raise self._explain_missing(path, address.inside or "")
         chosen = self._choose(path, visits, visit)
         if address.inside is not None:
             return read_inside(chosen._record, address)
@@ -261,7 +266,7 @@ class Reader:
                 read(ports[0], address.leaf)  # these raise, and say why
             read_inside(record, address)
         if not found:
-            raise self._explain_missing(path)
+            raise self._explain_missing(path, address.inside or "")
         return found
 
 
@@ -287,8 +292,8 @@ class CapturedCall(Reader):
         record = self.parameters.get(self._index.names.get(path, path))
         return [] if record is None else [record]
 
-    def _explain_missing(self, path: str) -> NotCaptured:
-        return self._index.explain_missing(path, self.number)
+    def _explain_missing(self, path: str, inside: object) -> NotCaptured:
+        return self._index.explain_missing(path, self.number, inside)
 
     def _choose(self, path: str, visits: list[CapturedVisit], visit: int | None) -> CapturedVisit:
         if visit is None:

@@ -59,9 +59,9 @@ class Report:
         return [*self.problems, *(Outcome(_write(place), "captured") for place in self._captured)]
 
     def why(self, path: str) -> str:
-        """Say why there is no value of a module."""
+        """Say why there is no value of a module, or of a name inside its forward."""
         for one in self.problems:
-            if one.address.rpartition(":")[0] == path:
+            if path in (one.address, one.address.rpartition(":")[0]):
                 return f"{one.reason[:1].upper()}{one.reason[1:]}: {one.fix}."
         return ""
 

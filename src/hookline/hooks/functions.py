@@ -298,7 +298,7 @@ def attach_function(
             continue
         if options["stage"] == 1 and site.is_inside and not site.is_grad:
             site = count_from_start(site)
-        station = session.station(site.names, site.module)
+        station = session.station(site.names, site.module, is_inside=site.is_inside)
         session.listen(
             FunctionListener(session, station, site, function, **options), prepend=prepend
         )

@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from hookline._tables import Table
 from hookline.addresses import ModuleTree
+from hookline.addresses.variables import forward_of
 from hookline.hooks.junctions import _forget_hook, _ModuleHook
 from hookline.hooks.origins import find_origin
 from hookline.hooks.parameters import ParameterListener
@@ -129,7 +130,9 @@ def _module_rows(tree: ModuleTree) -> Iterator[_Row]:
     for where, module in named:
         own = module.__dict__.get("forward")
         if own is not None and not isinstance(module, torch.jit.ScriptModule):
-            yield _plain_row(where, _OWN_FORWARD, own)
+            own = forward_of(module)  # where hookline stands in, its hooks have a row below
+            if own is not type(module).forward:
+                yield _plain_row(where, _OWN_FORWARD, own)
         yield from _folded_rows(where, _module_hooks(module))
         for parameter in module._parameters.values():
             known = parameters.pop(id(parameter), None)  # a tied one shows once

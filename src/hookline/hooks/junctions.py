@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -33,72 +34,16 @@ from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.forwards import Skipping, StandIn
 from hookline.hooks.frames import Frame, may_be_wired, versions
-from hookline.hooks.inside import NOTHING_INSIDE, InsidePlan, settle
+from hookline.hooks.inside import NOTHING_INSIDE, settle
 from hookline.hooks.operations import CALL_CODE
+from hookline.hooks.plans import NOTHING, Plan
+from hookline.hooks.refusals import generator_kind
 from hookline.hooks.variables import Callees
 from hookline.hooks.visits import Listener, Station, Visit
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
 
-
-class _Plan:
-    """What is asked at a module now; replaced, never changed, when a session comes or goes."""
-
-    __slots__ = (
-        "bare_root",
-        "input_gradients",
-        "inputs",
-        "inside",
-        "output_gradients",
-        "outputs",
-        "solo",
-        "stations",
-        "values_inside",
-    )
-
-    def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
-        if len(listeners) > 1:
-            listeners = sorted(listeners, key=lambda one: (one.stage, one.sequence))
-        if len(stations) > 1:  # a call begins with parameters: before edits, edits, after edits
-            stations = sorted(stations, key=lambda pair: pair[0].parameter_order)
-        self.stations = stations
-        self.inputs: list[Listener] = []
-        self.outputs: list[Listener] = []
-        self.input_gradients: list[Listener] = []
-        self.output_gradients: list[Listener] = []
-        self.inside = NOTHING_INSIDE
-        inside = [one for one in listeners if one.inside is not None]
-        if inside:
-            self.inside = InsidePlan(inside)
-        for one in listeners:
-            if one.inside is not None:
-                continue
-            is_input = one.port == "input"
-            if one.values:
-                (self.inputs if is_input else self.outputs).append(one)
-            if one.gradients:
-                (self.input_gradients if is_input else self.output_gradients).append(one)
-        self.bare_root: tuple[Session, Station] | None = None
-        """The one session whose root this is, if nobody asks for anything: calls are counted."""
-        if len(stations) == 1 and not listeners and stations[0][1].is_root:
-            self.bare_root = stations[0]
-        self.solo: tuple[Session, Station, Listener] | None = None
-        """The only one who asks here, if it is for output values and nothing else: a short way."""
-        if len(listeners) == len(self.outputs) == len(stations) == 1 and not listeners[0].gradients:
-            session, station = stations[0]
-            if not (station.is_root or session.follows_recompute):
-                self.solo = (session, station, listeners[0])
-        self.values_inside: tuple[Session, Station] | None = None
-        """The only one who asks here, if it is for values inside forward: another short way."""
-        if inside and len(inside) == len(listeners) and len(stations) == 1:
-            session, station = stations[0]
-            is_plain = not (station.is_root or session.follows_recompute)
-            if is_plain and not self.inside.has_gradients:
-                self.values_inside = (session, station)
-
-
-_NOTHING = _Plan([], [])
 
 
 class Junction:
@@ -111,6 +56,7 @@ class Junction:
         "_stand_in",
         "_stations",
         "frames",
+        "lazy",
         "looks",
         "module",
         "plan",
@@ -123,9 +69,11 @@ class Junction:
         self._listeners: list[Listener] = []
         self._key = -1
         self._stand_in: StandIn | None = None
-        self.plan = _NOTHING
+        self.plan = NOTHING
         self.frames: dict[int, list[Frame]] = {}
         self._callees: Callees | None = None
+        self.lazy: dict[FrameType, Frame] | None = None
+        """Where forward is a generator: what was begun, by the Python frame that will run it."""
         self.ran: set[str] = set()
         """The operations that the module's own forward was seen to call, none of them asked for."""
         self.looks: dict[str, int] = {}
@@ -150,6 +98,7 @@ class Junction:
         inside = self.plan.inside
         if self._stand_in is None and (inside.variables or inside.operations):
             self._stand_in = StandIn(self, self.module)
+            self.lazy = {} if generator_kind(self.module) is not None else None
         if self._stand_in is not None:
             self._stand_in.update()
 
@@ -171,7 +120,7 @@ class Junction:
         """Let a session listen here."""
         self._stations = [*self._stations, (session, station)]
         self._listeners = [*self._listeners, *listeners]
-        self.plan = _Plan(self._stations, self._listeners)
+        self.plan = Plan(self._stations, self._listeners)
         if self._key != -1:
             self._stand()
 
@@ -183,7 +132,7 @@ class Junction:
                 station.junction = None  # it serves others too now
             self._stations = others
             self._listeners = [one for one in self._listeners if one.session is not session]
-            self.plan = _Plan(self._stations, self._listeners)
+            self.plan = Plan(self._stations, self._listeners)
             self._stand()
             return
         remove_forward_hooks(module, self._key)
@@ -197,8 +146,8 @@ class Junction:
 
     def dispose(self) -> None:
         """Let go of everything; without cycles, so that a model is freed at once."""
-        self._stations, self._listeners, self.plan = [], [], _NOTHING
-        self._stand_in = self._callees = None
+        self._stations, self._listeners, self.plan = [], [], NOTHING
+        self._stand_in = self._callees = self.lazy = None
 
     @property
     def callees(self) -> Callees:
@@ -214,7 +163,7 @@ class Junction:
             for one in self._listeners
             if one.session is not session or (one.stage == 1 and one.values)
         ]
-        self.plan = _Plan(self._stations, self._listeners)
+        self.plan = Plan(self._stations, self._listeners)
         self._stand()
 
     def forget_frames(self, session: Session, thread: int) -> None:
@@ -275,6 +224,13 @@ class Junction:
         stack = self.frames.get(get_ident())
         return stack[-1] if stack else None
 
+    def wake(self, running: FrameType) -> Frame | None:
+        """Give the execution that a generator belongs to, now that its body runs."""
+        frame = None if self.lazy is None else self.lazy.pop(running, None)
+        if frame is not None:
+            frame.is_over = False
+        return frame
+
     def begin_directly(self) -> Frame:
         """Begin an execution of which the hooks do not know: forward was called by itself."""
         return self._begin(self.module, get_ident(), graph_task_id())
@@ -294,7 +250,7 @@ class Junction:
 
     def _tap_inputs(
         self,
-        plan: _Plan,
+        plan: Plan,
         frame: Frame,
         module: nn.Module,
         args: tuple[Any, ...],
@@ -346,6 +302,10 @@ class Junction:
                 self._settle(frame, None)
             return None
         self._settle(frame, output)
+        if self.lazy is not None:
+            running = getattr(output, "gi_frame", None) or getattr(output, "cr_frame", None)
+            if running is not None:
+                self.lazy[running] = frame
         if self.plan.inside is not NOTHING_INSIDE:
             settle(self.plan.inside, frame)
         plan = self.plan
@@ -501,7 +461,8 @@ class _PostHook(_ModuleHook):
         inside = junction.plan.values_inside
         if inside is not None:
             stack = junction.frames.get(get_ident())
-            if stack and inside[0] in stack[-1].visits and not has_raised:
+            is_plain = junction.lazy is None and not has_raised
+            if stack and is_plain and inside[0] in stack[-1].visits:
                 frame = stack.pop()
                 frame.is_over = True
                 if frame.waiting or inside[0].hears_leaving:

@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,6 @@ class _OperationMode(TorchFunctionMode):
         if names is None:
             names = names_of(func)
         running = self.running[-1]
-        callees = running.junction.callees
-        if callees:
-            func = callees.standing_in(func, sys._getframe(1))
         wanted = running.wanted
         if names and (running.is_any or names[-1] in wanted or names[0] in wanted):
             if self._is_own():
@@ -268,8 +266,9 @@ def _parameters(func: Callable[..., Any]) -> list[str]:
         # An operator has its arguments by position, also where torch wrote it in Python.
         if inspect.isfunction(func) and not func.__name__.startswith("__"):
             kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            parameters = inspect.signature(func).parameters.values()
-            found = [one.name for one in parameters if one.kind in kinds]
+            with suppress(ValueError):  # it wraps one written in C
+                parameters = inspect.signature(func).parameters.values()
+                found = [one.name for one in parameters if one.kind in kinds]
         _signatures[func] = found
     return found
 

@@ -61,7 +61,7 @@ def leave_out_lazy(sites: list[Site], left_out: list[Site] | None = None) -> lis
     left = []
     for one in sites:
         has_output = generator_kind(one.module) is None
-        if one.is_exact or has_output or (one.parameter and one.is_grad):
+        if one.is_exact or has_output or one.is_inside or (one.parameter and one.is_grad):
             left.append(one)
         elif left_out is not None:
             left_out.append(one)
@@ -77,7 +77,7 @@ def refuse_module(module: nn.Module, path: str) -> None:
         raise UnsupportedModel(
             f"`{path}` ({type(module).__qualname__}): its forward is a {kind}, which returns "
             "before its body runs, so there is no output to see at the module's border. "
-            "Attach to the modules it calls."
+            f"Attach to its variables (`{path}@name`), or to the modules it calls."
         )
 
 

@@ -107,10 +107,12 @@ class Session:
         """List the parameters this session follows."""
         return list(self._parameters)
 
-    def station(self, names: tuple[str, ...], module: nn.Module) -> Station:
-        """Give this session's station at a module."""
+    def station(
+        self, names: tuple[str, ...], module: nn.Module, *, is_inside: bool = False
+    ) -> Station:
+        """Give this session's station at a module, or inside its forward."""
         station = self._stations.get(id(module))
-        if station is None or station.is_root:
+        if not is_inside and (station is None or station.is_root):
             refuse_module(module, names[0])
         if station is None:
             self.trails.add(names[0])

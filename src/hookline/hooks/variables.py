@@ -6,6 +6,7 @@ execution: it knows the frame of the visit and counts assignments in it.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from hookline.sources import NoSource, read, rewrite, unwrap
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
 
-_MOST_FRAMES_TO_MODE = 3
-"""How far a torch function is from the mode it hands itself over to."""
 _OWN_NAMES = ("__hl_taps__", "__hl_scope__")
 
 Spots = tuple[str, ...]
@@ -172,7 +171,9 @@ class ForwardTaps(_Taps):
         if this is not self.module:  # a copy of the module took the rewritten forward along
             this.__dict__.pop("forward", None)
             return this, _IDLE.assign
-        frame = self.junction.current() or self.junction.begin_directly()
+        junction = self.junction
+        woken = junction.wake(sys._getframe(1)) if junction.lazy else None
+        frame = woken or junction.current() or junction.begin_directly()
         if not frame.visits:
             return frame.module, _IDLE.assign
         return frame.module, Scope(self.junction, frame, self.names, self.prefixes).assign
@@ -211,26 +212,6 @@ class Callees:
         """List the functions that were called under a name such as `helper.`."""
         found = {id(one): one for key, (one, _) in self._known.items() if prefix in key[1]}
         return list(found.values())
-
-    def standing_in(self, function: Any, caller: types.FrameType | None) -> Any:
-        """Give the copy of a torch function that hands itself over to a mode; else itself.
-
-        It names the original when it does, as if nothing of it were asked.
-        """
-        for original, copy in self._known.values():
-            if original is function and copy is not function:
-                code = getattr(unwrap(copy)[-1], "__code__", None)
-                frame = caller
-                for _ in range(_MOST_FRAMES_TO_MODE):
-                    if frame is None:
-                        break
-                    if frame.f_code is code:
-                        return copy
-                    frame = frame.f_back
-        return function
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
 
     def _wanted(self, prefixes: Spots) -> frozenset[str]:
         names = self._junction.plan.inside.variables

@@ -3,10 +3,21 @@
 Knows nothing of torch, of models or of the rest of hookline, and runs nothing of what it reads.
 """
 
+from hookline.sources.changing import changes_in_place
 from hookline.sources.reading import read
 from hookline.sources.readings import Callee, NoSource, Point, Reading
 from hookline.sources.rewriting import rewrite
 from hookline.sources.taps import Taps
 from hookline.sources.unwrapping import unwrap
 
-__all__ = ["Callee", "NoSource", "Point", "Reading", "Taps", "read", "rewrite", "unwrap"]
+__all__ = [
+    "Callee",
+    "NoSource",
+    "Point",
+    "Reading",
+    "Taps",
+    "changes_in_place",
+    "read",
+    "rewrite",
+    "unwrap",
+]

@@ -1,0 +1,70 @@
+"""What all sessions together ask of one module, sorted by where it is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookline.hooks.inside import NOTHING_INSIDE, InsidePlan
+from hookline.hooks.visits import Listener, Station
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+
+
+class Plan:
+    """What is asked at a module now; replaced, never changed, when a session comes or goes."""
+
+    __slots__ = (
+        "bare_root",
+        "input_gradients",
+        "inputs",
+        "inside",
+        "output_gradients",
+        "outputs",
+        "solo",
+        "stations",
+        "values_inside",
+    )
+
+    def __init__(self, stations: list[tuple[Session, Station]], listeners: list[Listener]) -> None:
+        if len(listeners) > 1:
+            listeners = sorted(listeners, key=lambda one: (one.stage, one.sequence))
+        if len(stations) > 1:  # a call begins with parameters: before edits, edits, after edits
+            stations = sorted(stations, key=lambda pair: pair[0].parameter_order)
+        self.stations = stations
+        self.inputs: list[Listener] = []
+        self.outputs: list[Listener] = []
+        self.input_gradients: list[Listener] = []
+        self.output_gradients: list[Listener] = []
+        self.inside = NOTHING_INSIDE
+        inside = [one for one in listeners if one.inside is not None]
+        if inside:
+            self.inside = InsidePlan(inside)
+        for one in listeners:
+            if one.inside is not None:
+                continue
+            is_input = one.port == "input"
+            if one.values:
+                (self.inputs if is_input else self.outputs).append(one)
+            if one.gradients:
+                (self.input_gradients if is_input else self.output_gradients).append(one)
+        self.bare_root: tuple[Session, Station] | None = None
+        """The one session whose root this is, if nobody asks for anything: calls are counted."""
+        if len(stations) == 1 and not listeners and stations[0][1].is_root:
+            self.bare_root = stations[0]
+        self.solo: tuple[Session, Station, Listener] | None = None
+        """The only one who asks here, if it is for output values and nothing else: a short way."""
+        if len(listeners) == len(self.outputs) == len(stations) == 1 and not listeners[0].gradients:
+            session, station = stations[0]
+            if not (station.is_root or session.follows_recompute):
+                self.solo = (session, station, listeners[0])
+        self.values_inside: tuple[Session, Station] | None = None
+        """The only one who asks here, if it is for values inside forward: another short way."""
+        if inside and len(inside) == len(listeners) and len(stations) == 1:
+            session, station = stations[0]
+            is_plain = not (station.is_root or session.follows_recompute)
+            if is_plain and not self.inside.has_gradients:
+                self.values_inside = (session, station)
+
+
+NOTHING = Plan([], [])
