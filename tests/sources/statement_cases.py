@@ -113,6 +113,16 @@ def loop_with_else(x):
     return kept
 
 
+@case(2, values=[1, 0, 5], edited=105)
+def while_with_else(x):
+    while x:
+        y = x - 1
+        x = y if y < 100 else 0
+    else:
+        y = 5
+    return y
+
+
 @case(2, values=[2, 1, 0], edited=[102], kind="walrus")
 def walrus_in_while(x):
     kept = []
@@ -174,6 +184,16 @@ def set_comprehension(xs):
     return {y for y in xs if y}
 
 
+@case([[1, 2], [3]], values=[[1, 2], [3]], edited={1, 2, 3}, name="row", kind="comprehension")
+def set_comprehension_of_two_loops(rows):
+    return {y for row in rows for y in row}
+
+
+@case([[1, 2], [3]], values=[1, 2, 3], edited=[[101, 102], [103]], kind="comprehension")
+def comprehension_in_a_comprehension(rows):
+    return [[y for y in row] for row in rows]  # noqa: C416
+
+
 @case([1, 2], values=[1, 2], edited=203, kind="comprehension")
 def generator_expression(xs):
     return sum(y for y in xs)
@@ -213,6 +233,16 @@ def try_except_finally(x):
     finally:
         z = y + 1
     return z
+
+
+@case(1, values=[1, 2], edited=[102])
+def try_except_star(x):
+    y = x
+    try:
+        raise ExceptionGroup("several", [ValueError(), TypeError()])
+    except* (ValueError, TypeError) as group:
+        y = len(group.exceptions)
+    return [y]
 
 
 @case(1, values=[3], edited=103)
@@ -260,6 +290,15 @@ def match_mapping(mapping):
     match mapping:
         case {"a": y, **rest}:
             return [y, rest]
+
+
+@case((1, 2), values=[2], edited=102, kind="match")
+def match_with_guard(point):
+    match point:
+        case (_, y) if y > 100:
+            return "never"  # a guard runs before the tap
+        case (_, y) if y:
+            return y
 
 
 @case(Box(7), values=[7], edited=107, kind="match")

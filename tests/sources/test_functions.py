@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import linecache
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
 
 import pytest
 from recording_taps import RecordingTaps, add_hundred
 
-from hookline.sources import read, rewrite, unwrap
+from hookline.sources import definitions, read, rewrite, unwrap
 
 FACTOR = 2
 
@@ -319,12 +322,8 @@ def test_functions_of_equal_code_in_two_files_are_kept_apart(tmp_path, monkeypat
 
 
 def test_reading_goes_with_the_code():
-    from hookline.sources import definitions
-
     space: dict[str, object] = {}
     before = len(definitions._sources)
-    import linecache
-
     text = "def f(x):\n    y = x\n    return y\n"
     linecache.cache["<cell>"] = (len(text), None, text.splitlines(True), "<cell>")
     exec(compile(text, "<cell>", "exec"), space)
@@ -337,8 +336,6 @@ def test_reading_goes_with_the_code():
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are new in Python 3.12")
 def test_function_with_type_parameters():
-    import linecache
-
     text = (
         "class Box[T]:\n"
         "    def get[S](self, x: S) -> tuple[S, T]:\n"
@@ -360,6 +357,30 @@ def test_function_with_type_parameters():
     taps = RecordingTaps(f, {"inner.z"})  # type: ignore[arg-type]
     assert taps(1)[0] == 1
     assert len(taps.seen) == 1
+
+
+def test_definition_that_was_read_is_not_changed():
+    reading = read(Child.forward)
+    before = ast.dump(reading.node, include_attributes=True)
+    RecordingTaps(Child.forward, {"h", "y", "x", "return", "forward.h"})
+
+    assert read(Child.forward).node is reading.node
+    assert ast.dump(reading.node, include_attributes=True) == before
+
+
+def test_threads_can_rewrite_and_run_at_once():
+    def count(x):
+        total = 0
+        for i in range(x):
+            total += i
+        return total
+
+    def run(_):
+        taps = RecordingTaps(count, {"total", "i"})
+        return taps(50), len(taps.seen)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(run, range(40))) == {(1225, 101)}
 
 
 def test_partial_of_a_function_is_copied():

@@ -116,6 +116,15 @@ def test_what_binds_no_value_is_no_point():
     assert set(read(function).names) == {"x"}
 
 
+def test_variables_of_some_comprehensions_are_no_points():
+    async def function(rows):
+        first = [a for a, *b in rows]
+        second = [c async for c in rows]
+        return first + second
+
+    assert set(read(function).names) == {"rows", "first", "second", "return"}
+
+
 def test_unreachable_code_has_no_points():
     def function(x):
         while True:
