@@ -6,6 +6,7 @@ there comes back. A copy or a replica of the module that carries the stand-in al
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from hookline._errors import UnsupportedModel
+from hookline.addresses.variables import forward_place
 from hookline.hooks import operations
 from hookline.hooks.variables import ForwardTaps
 from hookline.sources import NoSource, rewrite
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
 
 _ABSENT = object()
+_GETSTATE = "__getstate__"
+"""What pickle and copy ask an instance for; they take the instance's own before its class's."""
 
 
 class Skipping(Protocol):
@@ -54,7 +58,7 @@ class StandIn:
             return
         attributes = self._module.__dict__
         if self._installed is None:
-            self._place = self._find_place()
+            self._place = forward_place(self._module)
             own = attributes.get(self._place, _ABSENT)
             if own is not self._own:
                 self._own = own
@@ -64,75 +68,88 @@ class StandIn:
             new = self._made[kind] = self._make(*kind)
         if self._is_ours():
             attributes[self._place] = self._installed = new
+            attributes.setdefault(_GETSTATE, self._state)
 
     def restore(self) -> None:
         """Give the module its own forward back, unless somebody put another one on top."""
         if self._installed is None:
             return
+        attributes = self._module.__dict__
         if self._is_ours():
             if self._own is _ABSENT:
-                del self._module.__dict__[self._place]
+                del attributes[self._place]
             else:
-                self._module.__dict__[self._place] = self._own
+                attributes[self._place] = self._own
+        if attributes.get(_GETSTATE) == self._state:
+            del attributes[_GETSTATE]
         self._installed = None
+
+    def _state(self) -> Any:
+        """Give what a pickle or a copy of the module holds: all but the stand-in."""
+        module = self._module
+        state = type(module).__getstate__(module)
+        if not isinstance(state, dict) or state.get(self._place) is not self._installed:
+            return state
+        kept = {name: value for name, value in state.items() if name != _GETSTATE}
+        if self._own is _ABSENT:
+            del kept[self._place]
+        else:
+            kept[self._place] = self._own
+        return kept
 
     def _is_ours(self) -> bool:
         """Tell whether what is there now is what was there or what was put there."""
         now = self._module.__dict__.get(self._place, _ABSENT)
         return now is (self._own if self._installed is None else self._installed)
 
-    def _find_place(self) -> str:
-        """Find the attribute that holds the forward; accelerate keeps the real one elsewhere."""
-        own = self._module.__dict__.get("forward")
-        wrapped = getattr(own, "__wrapped__", None)
-        if wrapped is not None:
-            for name, value in self._module.__dict__.items():
-                if name != "forward" and isinstance(value, MethodType) and value == wrapped:
-                    return name
-        return "forward"
-
     def _make(self, variables: frozenset[str], has_operations: bool, has_skips: bool) -> Any:
-        own, module = self._own, self._module
-        original = type(module).forward if own is _ABSENT else own
-        inner = original
+        module = self._module
+        original = type(module).forward if self._own is _ABSENT else self._own
+        # A function of the class is bound when it is called: to the module, or to its replica.
+        written = inspect.getattr_static(type(module), "forward")
+        takes_self = (
+            self._own is _ABSENT
+            and hasattr(written, "__get__")  # one written in C has none
+            and not isinstance(written, (staticmethod, classmethod))
+        )
+        inner = written if takes_self else original
         if variables:
-            taps = ForwardTaps(self._junction, module)
+            taps = ForwardTaps(self._junction, module, takes_self)
             try:
-                inner, table = rewrite(original, variables, taps)
+                inner, table = rewrite(original, variables, taps, is_method=takes_self or None)
             except NoSource as error:
                 raise UnsupportedModel(
                     f"the variables of `{type(module).__qualname__}.forward` cannot be reached: "
                     f"{error}. Operations need no source: name them as `path/operation`."
                 ) from error
             taps.name(table)
-        if not (has_operations or has_skips):
-            _remember(inner, original)
-            return MethodType(inner, module) if own is _ABSENT else inner
-        is_bound = own is not _ABSENT
-        outer = functools.wraps(_function_of(original))(
-            self._stand_in(inner, is_bound, has_operations)
-        )
-        if is_bound:
-            outer.__signature__ = _with_self(inspect.signature(original))  # type: ignore[attr-defined]
-        _remember(outer, original)
+        outer: Any = inner
+        if not takes_self or has_operations or has_skips:
+            outer = functools.wraps(getattr(original, "__func__", original))(
+                self._stand_in(inner, takes_self, has_operations)
+            )
+            if not takes_self:
+                signature = _with_self(inspect.signature(original))
+                outer.__signature__ = signature
+        # For those who read the module's forward.
+        outer.hookline_original = original
         return MethodType(outer, module)
 
     def _stand_in(
-        self, inner: Callable[..., Any], is_bound: bool, has_operations: bool
+        self, inner: Any, takes_self: bool, has_operations: bool
     ) -> Callable[..., Any]:
         junction, module, skips = self._junction, self._module, self.skips
 
         def forward(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if this is not module:  # a copy of the module took this along
-                this.__dict__.pop("forward", None)
-                return this.forward(*args, **kwargs)
+            if this is not module:
+                return self._leave_copy(this)(*args, **kwargs)
             frame = junction.current()
             target = module if frame is None else frame.module
             for skip in reversed(skips):  # the latest has the word
                 answer = skip.take(target)
                 if answer is not None:
                     return answer(*args, **kwargs)
-            bound = inner if is_bound else MethodType(inner, target)
+            bound = inner.__get__(target, type(target)) if takes_self else inner
             if not has_operations:
                 return bound(*args, **kwargs)
             if frame is not None:
@@ -140,6 +157,16 @@ class StandIn:
             with junction.directly() as begun:
                 return operations.see(junction, begun, bound, *args, **kwargs)
 
+        return forward
+
+    def _leave_copy(self, copied: nn.Module) -> Callable[..., Any]:
+        """Take the stand-in away from a copy of the module that took it along."""
+        if self._own is _ABSENT:
+            copied.__dict__.pop(self._place, None)
+        else:
+            memo: dict[int, Any] = {id(self._module): copied}
+            copied.__dict__[self._place] = copy.deepcopy(self._own, memo)
+        forward: Callable[..., Any] = getattr(copied, self._place)
         return forward
 
 
@@ -150,13 +177,3 @@ def _with_self(signature: inspect.Signature) -> inspect.Signature:
     if "self" in names:
         this = this.replace(name="this_module")
     return signature.replace(parameters=[this, *signature.parameters.values()])
-
-
-def _function_of(original: Any) -> Any:
-    return getattr(original, "__func__", original)
-
-
-def _remember(function: Any, original: Any) -> None:
-    """Note on a stand-in what it stands for, for those who read the module's forward."""
-    function = getattr(function, "__func__", function)
-    function.hookline_original = original

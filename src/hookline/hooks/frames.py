@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class Frame:
     taps: aliases.InputTaps | None = None
     """The taps on several arguments."""
 
-    received: dict[int, int] | MappingProxyType[int, int] = MappingProxyType({})
+    received: Mapping[int, int] = MappingProxyType({})
     """The version that each argument came in with, by its id."""
 
     waiting: dict[tuple[Listener, str], Waiting] | None = None

@@ -121,6 +121,10 @@ class FunctionListener(Listener):
         """Whether a value inside forward came by, also one that a condition kept it from."""
         self.reasons: set[str] = set()
 
+    @property
+    def depends_on_place(self) -> bool:
+        return bool(getattr(self.function, "depends_on_place", False))
+
     def applies(self, visit: Visit) -> bool:
         if self.visits is None and self.calls is None:
             return True

@@ -8,7 +8,7 @@ operations. Where a tapped input was changed in place, the original's history is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -216,7 +216,7 @@ class ViewRelay:
         return True
 
 
-def is_plain_view(tensor: Tensor, received: dict[int, int]) -> bool:
+def is_plain_view(tensor: Tensor, received: Mapping[int, int]) -> bool:
     """Tell whether a tensor is a view that was made here, of which a hook hears all."""
     return (
         not tensor.is_leaf
@@ -247,7 +247,7 @@ def wire_one(
     output: Tensor,
     listener: Listener,
     visit: Visit,
-    received: dict[int, int],
+    received: Mapping[int, int],
     *,
     port: str = "output",
     views: list[ViewRelay] | None = None,
@@ -356,7 +356,7 @@ def tap_inputs(
 def wire_outputs(
     output: Any,
     ears: Sequence[Ear],
-    received: dict[int, int],
+    received: Mapping[int, int],
     path_of_module: str,
     *,
     port: str = "output",
@@ -396,7 +396,7 @@ def wire_outputs(
     return _trees.replace_tensors(output, swaps) if swaps else output
 
 
-def needs_tap(tensor: Tensor, received: dict[int, int]) -> bool:
+def needs_tap(tensor: Tensor, received: Mapping[int, int]) -> bool:
     """Tell whether a hook on the tensor itself would hear of more than this place's gradient."""
     if tensor.is_leaf:
         return True

@@ -179,14 +179,10 @@ def _wire(spot: Asked, frame: Frame, index: int, value: Any) -> Any:
     if frame.views is None:
         frame.views = []
     if len(asked) == 1 and isinstance(value, Tensor) and not asked[0][0].leaf:
-        return gradients.wire_one(
-            value, *asked[0], frame.received, port=port, views=frame.views
-        )
+        return gradients.wire_one(value, *asked[0], frame.received, port=port, views=frame.views)
     path = asked[0][1].station.path
     ears = gradients.ears_for(value, asked)
-    return gradients.wire_outputs(
-        value, ears, frame.received, path, port=port, views=frame.views
-    )
+    return gradients.wire_outputs(value, ears, frame.received, path, port=port, views=frame.views)
 
 
 def _may_tap(pair: tuple[Listener, Visit], frame: Frame, port: str, value: Any) -> bool:

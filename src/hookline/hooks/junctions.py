@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
 
 
-
 class Junction:
     """Dispatch one module's calls to the sessions that listen there."""
 

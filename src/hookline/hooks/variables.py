@@ -73,15 +73,18 @@ def _assign_late(asked: Asked, frame: Frame, index: int, value: Any) -> Any:
     if not checkpoints.is_recompute():
         frame.counts[asked.spot] = index + 1
         return flow(asked, frame, index, value)
-    edits = [one for one in asked.values if one.stage == 1]
-    for one in edits:
-        if one.inside is not None and one.inside.number is not None:
+    edits = asked.pick([one for one in asked.values if one.stage == 1])
+    if index == 1:  # it was assigned once, so this is that one again
+        return flow(edits, frame, 0, value)
+    for one in edits.values:
+        assert one.inside is not None
+        if one.inside.number is not None or one.depends_on_place:
             raise EditError(
                 f"the edit at `{one.address}` depends on the number of the assignment, and a part "
                 "of forward that is checkpointed by itself is recomputed: which assignment it is "
                 "cannot be told. Edit all of them, or checkpoint the whole module."
             )
-    return flow(asked.pick(edits), frame, index, value)
+    return flow(edits, frame, index, value)
 
 
 class _Idle:
@@ -163,23 +166,31 @@ class _Taps:
 class ForwardTaps(_Taps):
     """What a rewritten forward calls."""
 
-    def __init__(self, junction: Junction, module: nn.Module) -> None:
+    def __init__(self, junction: Junction, module: nn.Module, takes_self: bool) -> None:
         super().__init__(junction, ("",))
         self.module = module
+        self.takes_self = takes_self
+        """Whether it is bound to the module; not where the module had a forward of its own."""
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
-        if this is not self.module:  # a copy of the module took the rewritten forward along
+        if not self.takes_self:
+            return this, self.enter()
+        if this is not self.module:  # a copy of the module took this along
             this.__dict__.pop("forward", None)
             return this, _IDLE.assign
-        junction = self.junction
-        woken = junction.wake(sys._getframe(1)) if junction.lazy else None
-        frame = woken or junction.current() or junction.begin_directly()
-        if not frame.visits:
-            return frame.module, _IDLE.assign
-        return frame.module, Scope(self.junction, frame, self.names, self.prefixes).assign
+        frame, scope = self._open(sys._getframe(1))
+        return frame.module, scope
 
     def enter(self) -> Callable[[int, Any], Any]:
-        return self.begin(self.module)[1]
+        return self._open(sys._getframe(1))[1]
+
+    def _open(self, running: types.FrameType) -> tuple[Frame, Callable[[int, Any], Any]]:
+        junction = self.junction
+        woken = junction.wake(running) if junction.lazy else None
+        frame = woken or junction.current() or junction.begin_directly()
+        if not frame.visits:
+            return frame, _IDLE.assign
+        return frame, Scope(junction, frame, self.names, self.prefixes).assign
 
 
 class Callees:

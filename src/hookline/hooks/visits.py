@@ -277,6 +277,11 @@ class Listener:
         """Whether a variable that is an argument is tapped for it, which may regroup sums."""
         self.sequence = 0
 
+    @property
+    def depends_on_place(self) -> bool:
+        """Whether it does another thing for each assignment or call of an operation."""
+        return False
+
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
