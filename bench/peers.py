@@ -61,9 +61,19 @@ def _copy(value: Any) -> Any:
 
 def capture_variants(model: models.GPT, tokens: Tensor) -> tuple[list[Variant], list[str]]:
     """Make the variants of the peers that can be imported, and a line for each that cannot."""
+    return _make_variants(
+        [("nnsight", _nnsight), ("transformer_lens", _transformer_lens)], model, tokens
+    )
+
+
+def _make_variants(
+    makers: list[tuple[str, Callable[[models.GPT, Tensor], list[Variant]]]],
+    model: models.GPT,
+    tokens: Tensor,
+) -> tuple[list[Variant], list[str]]:
     variants: list[Variant] = []
     skipped = []
-    for package, make in (("nnsight", _nnsight), ("transformer_lens", _transformer_lens)):
+    for package, make in makers:
         if importlib.util.find_spec(package) is None:
             skipped.append(f"{package} is not installed here: left out.")
             continue
@@ -127,4 +137,44 @@ def _transformer_lens(model: models.GPT, tokens: Tensor) -> list[Variant]:
             ),
             base=base,
         ),
+    ]
+
+
+def inside_variants(model: models.GPT, tokens: Tensor) -> tuple[list[Variant], list[str]]:
+    """Make the variants of the peers that reach inside a forward."""
+    return _make_variants([("nnsight", _nnsight_source), ("torchlens", _torchlens)], model, tokens)
+
+
+def _nnsight_source(model: models.GPT, tokens: Tensor) -> list[Variant]:
+    import nnsight
+
+    wrapped = nnsight.NNsight(model)
+
+    def trace_one() -> Tensor:
+        with wrapped.trace(tokens):
+            saved = wrapped.h[3].attn.source.softmax_0.output.save()
+        return saved
+
+    def trace() -> list[Tensor]:
+        with wrapped.trace(tokens):
+            saved = nnsight.save([block.attn.source.softmax_0.output for block in wrapped.h])
+        return saved
+
+    assert torch.equal(trace()[3], trace_one())
+    return [
+        Variant("nnsight .source, 1 operation", trace_one),
+        Variant("nnsight .source, 12 layers' operation", trace),
+    ]
+
+
+def _torchlens(model: models.GPT, tokens: Tensor) -> list[Variant]:
+    import torchlens
+
+    softmax = torchlens.func("softmax")
+    torchlens.record(model, tokens, save=softmax)
+    return [
+        Variant(
+            "torchlens record, 12 softmax", lambda: torchlens.record(model, tokens, save=softmax)
+        ),
+        Variant("torchlens trace, everything", lambda: torchlens.trace(model, tokens)),
     ]

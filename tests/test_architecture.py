@@ -33,7 +33,10 @@ LAYERS: list[set[str]] = [
     {"captures"},
     {"edits"},
     {"surveys"},
-    {"demo", "__init__"},
+    {"_door"},
+    {"__init__"},
+    {"demo", "cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -83,6 +86,7 @@ PUBLIC = {
     "set",
     "sites",
     "skip",
+    "source",
     "swap_rows",
     "zero",
 }
@@ -103,6 +107,7 @@ def state():
 
 modules, before = set(sys.modules), state()
 import hookline
+hookline.sites  # the first name loads the rest
 print(json.dumps({"new": sorted(set(sys.modules) - modules), "unchanged": state() == before}))
 """
 

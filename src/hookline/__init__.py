@@ -1,6 +1,7 @@
 """See and change any value in a PyTorch model, forward and backward, without touching its code.
 
     sites      what an address or pattern means in a model
+    source     the source of a forward, with the address of each value beside it
     hook       a function at any site; register_* are torch's own calls over patterns
     capture    keep values and gradients
     edit       change them: set, add, scale, zero, clip, noise, mask, patch, swap_rows, skip
@@ -9,88 +10,26 @@
 Importing changes nothing in torch.
 """
 
-from hookline._errors import (
-    AddressError,
-    AmbiguousRead,
-    EditError,
-    GradientError,
-    HooklineError,
-    HooklineWarning,
-    NoSuchSite,
-    NotCaptured,
-    OutOfBudget,
-    Overwritten,
-    SessionError,
-    UnsupportedModel,
-)
-from hookline.addresses import port
-from hookline.captures.capture import capture
-from hookline.captures.captured import Captured
-from hookline.captures.storing import load
-from hookline.edits.actions import (
-    add,
-    clip,
-    mask,
-    noise,
-    patch,
-    scale,
-    set,
-    swap_rows,
-    zero,
-)
-from hookline.edits.edit import edit
-from hookline.edits.skipping import skip
-from hookline.hooks.functions import hook
-from hookline.hooks.inventory import inventory
-from hookline.hooks.sessions import Handle
-from hookline.hooks.tensors import register_hook
-from hookline.hooks.torch_style import (
-    register_backward_hook,
-    register_backward_pre_hook,
-    register_forward_hook,
-    register_forward_pre_hook,
-)
-from hookline.hooks.visits import KEEP, MISSING, At
-from hookline.surveys.listing import sites
+from __future__ import annotations
 
-__all__ = [
-    "KEEP",
-    "MISSING",
-    "AddressError",
-    "AmbiguousRead",
-    "At",
-    "Captured",
-    "EditError",
-    "GradientError",
-    "Handle",
-    "HooklineError",
-    "HooklineWarning",
-    "NoSuchSite",
-    "NotCaptured",
-    "OutOfBudget",
-    "Overwritten",
-    "SessionError",
-    "UnsupportedModel",
-    "add",
-    "capture",
-    "clip",
-    "edit",
-    "hook",
-    "inventory",
-    "load",
-    "mask",
-    "noise",
-    "patch",
-    "port",
-    "register_backward_hook",
-    "register_backward_pre_hook",
-    "register_forward_hook",
-    "register_forward_pre_hook",
-    "register_hook",
-    "scale",
-    "set",
-    "sites",
-    "skip",
-    "swap_rows",
-    "zero",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookline._door import *  # noqa: F403 (what `__getattr__` gives at run time)
+
+
+def __getattr__(name: str) -> Any:
+    """Load the package when a name of it is first asked for: `hookline --help` needs none of it."""
+    if name == "__all__" or not name.startswith("_"):
+        door = import_module("hookline._door")
+        # While the door itself is being loaded, it has no names yet.
+        names = getattr(door, "__all__", ())
+        globals().update({one: getattr(door, one) for one in names}, __all__=names)
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -28,7 +28,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(6))
 
 
-def _labelled(model: Any, **kwargs: Any) -> Example:
+def labelled(model: Any, **kwargs: Any) -> Example:
     return Example(model.train(), (), kwargs, lambda output: output.loss)
 
 
@@ -75,7 +75,7 @@ def make_vit() -> Any:
 
 def causal(model: Any) -> Example:
     ids = tokens(2, 7)
-    return _labelled(model, input_ids=ids, labels=ids, use_cache=False)
+    return labelled(model, input_ids=ids, labels=ids, use_cache=False)
 
 
 class Tagger(nn.Module):
@@ -112,7 +112,7 @@ def squares(output: Any) -> Tensor:
     return output.square().sum()
 
 
-def _packed() -> PackedSequence:
+def make_packed() -> PackedSequence:
     packed = pack_padded_sequence(numbers(5, 3, 4), torch.tensor([5, 3, 2]))
     return packed._replace(data=packed.data.requires_grad_())
 
@@ -120,11 +120,9 @@ def _packed() -> PackedSequence:
 EXAMPLES: dict[str, Callable[[], Example]] = {
     "gpt2": lambda: causal(make_gpt2()),
     "llama": lambda: causal(make_llama()),
-    "bert": lambda: _labelled(make_bert(), input_ids=tokens(2, 7), labels=tokens(2, 7)),
-    "t5": lambda: _labelled(
-        make_t5(), input_ids=tokens(2, 7), labels=tokens(2, 5), use_cache=False
-    ),
-    "vit": lambda: _labelled(
+    "bert": lambda: labelled(make_bert(), input_ids=tokens(2, 7), labels=tokens(2, 7)),
+    "t5": lambda: labelled(make_t5(), input_ids=tokens(2, 7), labels=tokens(2, 5), use_cache=False),
+    "vit": lambda: labelled(
         make_vit(), pixel_values=numbers(2, 3, 8, 8), labels=torch.tensor([0, 2])
     ),
     "transformer": lambda: Example(
@@ -140,7 +138,7 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
         {},
         lambda out: squares(out[0]) + squares(out[1][1]),
     ),
-    "packed lstm": lambda: Example(Tagger(nn.LSTM), (_packed(),), {}, squares),
-    "packed gru": lambda: Example(Tagger(nn.GRU), (_packed(),), {}, squares),
+    "packed lstm": lambda: Example(Tagger(nn.LSTM), (make_packed(),), {}, squares),
+    "packed gru": lambda: Example(Tagger(nn.GRU), (make_packed(),), {}, squares),
     "attention": lambda: Example(Attention(), (numbers(2, 5, 8).requires_grad_(),), {}, squares),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-import scope_cases  # noqa: F401 (adds to CASES)
-import statement_cases  # noqa: F401
-from language_cases import CASES, Case
+import sample_scopes  # noqa: F401 (adds to CASES)
+import sample_statements  # noqa: F401
 from recording_taps import RecordingTaps, add_hundred
+from sample_cases import CASES, Case
 
 from hookline.sources import read
 

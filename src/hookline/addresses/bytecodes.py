@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
 from hookline.sources import unwrap
@@ -38,19 +38,27 @@ class _Result(NamedTuple):
     stored: str | None
 
 
-def describe_operations(function: Callable[..., Any], name: str, path: str) -> str:
-    """Say which operation addresses reach what a function stores under a name."""
+def describe_operations(
+    function: Callable[..., Any], name: str, path: str, modules: Container[str] = ()
+) -> str:
+    """Say which addresses reach what a function stores under a name: operations, or `modules`."""
+
+    def write(one: _Result) -> str:
+        if one.operation in modules:
+            return f"`{path}.{one.operation}`" if path else f"`{one.operation}`"
+        return f"`{path}/{one.operation}[{one.number}]`"
+
     code = getattr(unwrap(function)[-1], "__code__", None)
     if not isinstance(code, types.CodeType):
         return f"`{path}/*` lists those that run."
     results = list(_results(code))
     same = [one for one in results if one.stored == name]
     if same:
-        shown = ", ".join(f"`{path}/{one.operation}[{one.number}]`" for one in same)
+        shown = ", ".join(map(write, same))
         return f"{shown} is what is assigned to `{name}`."
     if not results:
         return f"`{path}/*` lists those that run."
-    shown = ", ".join(f"`{path}/{one.operation}[{one.number}]`" for one in results[:12])
+    shown = ", ".join(map(write, results[:12]))
     return f"{shown}{', ...' if len(results) > 12 else ''}."
 
 

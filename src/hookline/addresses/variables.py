@@ -1,4 +1,4 @@
-"""The variables of a module's `forward`, by name: which there are, and what a pattern of them means.
+"""The variables of a module's `forward`, by name: which there are, and what a pattern means.
 
 Names of operations are not known before they run, so they are taken as they are written.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -22,16 +23,29 @@ _MOST_NAMES = 40
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
     """Give the forward that a module has by itself, past what hookline put there."""
-    own = module.__dict__.get("forward")
+    own = module.__dict__.get(forward_place(module))
     if own is None:
-        return type(module).forward
+        # A scripted module has none in its class.
+        return getattr(type(module), "forward", None) or module.forward
     original: Callable[..., Any] = getattr(own, "hookline_original", own)
     return original
 
 
+def forward_place(module: nn.Module) -> str:
+    """Name the attribute that holds the forward; accelerate wraps one that it keeps elsewhere."""
+    wrapped = getattr(module.__dict__.get("forward"), "__wrapped__", None)
+    if wrapped is not None:
+        for name, value in module.__dict__.items():
+            is_other = name != "forward" and isinstance(value, MethodType)
+            if is_other and getattr(value, "hookline_original", value) == wrapped:
+                return name
+    return "forward"
+
+
 def has_forward(module: nn.Module) -> bool:
     """Tell whether a module can be called at all: a list of modules cannot."""
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+    is_own = getattr(type(module), "forward", None) is not nn.Module.forward
+    return is_own or "forward" in module.__dict__
 
 
 def expand(
@@ -121,9 +135,9 @@ def _match_callees(
         owner = module if callee.function is None else None
         rest = name[len(start) :]
         yield from (start + one for one in _match(inner, rest, owner, depth + 1))
-    if not is_met and any(_is_late(callee, module) for callee in reading.callees):
-        if head.replace(".", "").replace("_", "").isalnum():
-            yield name  # a function under another name: known when it is called
+    is_name = head.replace(".", "").replace("_", "").isalnum()
+    if not is_met and is_name and any(_is_late(callee, module) for callee in reading.callees):
+        yield name  # a function under another name: known when it is called
 
 
 def called_function(callee: Callee, module: nn.Module | None) -> Callable[..., Any] | None:
@@ -184,7 +198,9 @@ def _explain_no_source(entry: ModuleEntry, inside: Inside, error: NoSource) -> N
     from hookline.addresses.bytecodes import describe_operations
 
     path = escape(entry.names[0])
-    instead = describe_operations(forward_of(entry.module), inside.name, path)
+    instead = describe_operations(
+        forward_of(entry.module), inside.name, path, entry.module._modules
+    )
     return NoSuchSite(
         f"`{path}{inside}`: variables are read from the source, and for "
         f"`{_qualname(entry.module)}` {error}. Operations need none: {instead}"

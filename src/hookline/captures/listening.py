@@ -223,6 +223,8 @@ class CaptureListener(Listener):
             try:
                 leaf = _trees.canonical(tree, leaf)
                 tree = _trees.get(tree, leaf)
+                if leaf != self.leaf:
+                    record.spellings[port, self.leaf] = leaf
             except _trees.NoSuchLeaf:
                 self.no_leaf(visit, tree)
                 return

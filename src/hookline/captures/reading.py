@@ -16,6 +16,8 @@ from hookline.captures.records import ParameterRecord, VisitRecord
 if TYPE_CHECKING:
     from hookline.captures.reporting import Report
 
+_MOST_SHOWN = 12
+
 
 class Index:
     """What calls share with the capture they belong to: the names, and why some are missing.
@@ -61,11 +63,12 @@ def read_inside(record: VisitRecord, address: Address) -> Any:
     assert inside is not None
     ports = record.ports_at(inside)
     if not ports:
-        held = dict.fromkeys(record.address(port) for port, _ in (*record.trees, *record.grads))
+        held = list(dict.fromkeys(record.address(one) for one, _ in (*record.trees, *record.grads)))
+        shown = ", ".join(f"`{one}`" for one in held[:_MOST_SHOWN]) or "nothing"
+        more = f" and {len(held) - _MOST_SHOWN} more" if len(held) > _MOST_SHOWN else ""
         raise NotCaptured(
             f"`{address}` has no value in call {record.call}, visit {record.visit}: it was not "
-            "asked for, or not assigned or called there. Captured of this visit: "
-            f"{', '.join(f'`{one}`' for one in held) or 'nothing'}."
+            f"asked for, or not assigned or called there. Captured of this visit: {shown}{more}."
         )
     if inside.number is None:
         if len(ports) > 1:

@@ -80,6 +80,7 @@ class VisitRecord:
         "module",
         "names",
         "reasons",
+        "spellings",
         "trees",
         "type_name",
         "visit",
@@ -99,6 +100,8 @@ class VisitRecord:
         """Each tensor in those trees, by its full path."""
         self.grads: dict[tuple[str, Path], dict[int, Kept]] = {}
         """The gradients of each tensor, by backward pass."""
+        self.spellings: dict[tuple[str, Path], Path] = {}
+        """Leaves that were asked for by position, as the value itself spells them."""
         self.reasons: dict[tuple[str, Path | None], str] = {}
         """Why tensors of a port can have no gradient."""
 
@@ -152,6 +155,7 @@ class VisitRecord:
             (tree, held), self.aside = self.aside, None
             self.trees.setdefault((port, ()), tree)
             self.kept.update({(port, path): kept for path, kept in held.items()})
+        leaf = self.spellings.get((port, leaf), leaf)
         for depth in range(len(leaf) + 1):
             tree = self.trees.get((port, leaf[:depth]), self)
             if tree is self:
@@ -193,7 +197,7 @@ class VisitRecord:
 
     def gradient(self, port: str, leaf: Path, backward: int | None = None) -> Any:
         """Give the captured gradient of a value, in the value's structure."""
-        leaf = self._first_place(port, leaf)
+        leaf = self._first_place(port, self.spellings.get((port, leaf), leaf))
         if (port, leaf) in self.grads:
             return self._sum(port, leaf, backward)
         paths = [p for where, p in self.grads if where == port and p[: len(leaf)] == leaf]

@@ -52,6 +52,9 @@ class Action:
     position_dim: int = 1
     """The dimension of positions: the tokens."""
 
+    depends_on_place: bool = field(default=False, repr=False)
+    """Whether it does another thing for each visit, assignment and call of an operation."""
+
     def __repr__(self) -> str:
         conditions = [
             f"{name}={value!r}"
@@ -211,7 +214,7 @@ def noise(std: Number, *, seed: int = 0) -> Action:
         more = torch.randn(old.shape, generator=generator, device=old.device, dtype=torch.float32)
         return old + (more * std).to(old.dtype)
 
-    return Action(f"noise({std}, seed={seed})", change)
+    return Action(f"noise({std}, seed={seed})", change, depends_on_place=True)
 
 
 def mask(keep: Tensor, *, fill: Number = 0.0) -> Action:
@@ -281,7 +284,8 @@ def patch(
             )
         return new
 
-    return Action(f"patch({address or 'same site'})", change)
+    name = f"patch({address or 'same site'})"
+    return Action(name, change, depends_on_place=address is None)
 
 
 def _read(reader: Any, name: str, visit: int | None) -> Any:

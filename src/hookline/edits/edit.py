@@ -118,6 +118,11 @@ class _Applied:
         )
 
     @property
+    def depends_on_place(self) -> bool:
+        """Whether the edit asks which assignment or call of an operation it is at."""
+        return isinstance(self.edit, Action) and self.edit.depends_on_place
+
+    @property
     def count(self) -> int:
         return self._count if self.skip is None else self.skip.fired
 

@@ -135,9 +135,7 @@ class StandIn:
         outer.hookline_original = original
         return MethodType(outer, module)
 
-    def _stand_in(
-        self, inner: Any, takes_self: bool, has_operations: bool
-    ) -> Callable[..., Any]:
+    def _stand_in(self, inner: Any, takes_self: bool, has_operations: bool) -> Callable[..., Any]:
         junction, module, skips = self._junction, self._module, self.skips
 
         def forward(this: nn.Module, *args: Any, **kwargs: Any) -> Any:

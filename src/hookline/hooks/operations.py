@@ -27,6 +27,7 @@ from hookline.hooks.aliases import InputTaps
 from hookline.hooks.frames import Frame
 from hookline.hooks.inside import Asked, InsidePlan, flow, hear_changed, select_wired
 from hookline.hooks.variables import Scope
+from hookline.sources.taps import TAPS
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -64,8 +65,15 @@ def names_of(function: Any) -> Names:
     """Give the names of a torch function; remembered."""
     found = _names.get(function)
     if found is None:
-        found = _names[function] = _read_names(function)
+        found = _read_names(function)
+        if not _is_copy(function):
+            _names[function] = found
     return found
+
+
+def _is_copy(function: Any) -> bool:
+    """Tell whether a function is a rewritten copy, which must not outlive its model."""
+    return TAPS in getattr(getattr(function, "__code__", None), "co_freevars", ())
 
 
 class _Running:
@@ -269,7 +277,8 @@ def _parameters(func: Callable[..., Any]) -> list[str]:
             with suppress(ValueError):  # it wraps one written in C
                 parameters = inspect.signature(func).parameters.values()
                 found = [one.name for one in parameters if one.kind in kinds]
-        _signatures[func] = found
+        if not _is_copy(func):
+            _signatures[func] = found
     return found
 
 

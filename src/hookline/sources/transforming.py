@@ -19,6 +19,9 @@ from hookline.sources.bindings import (
 from hookline.sources.readings import Definition
 from hookline.sources.taps import SCOPE, TAPS
 
+_DETOUR = "handle_torch_function"
+"""What torch's own functions hand themselves to where a mode is active, which calls them again."""
+
 Place = ast.expr | ast.stmt | ast.arg | ast.pattern
 """A node with a line, which what is put there takes over."""
 
@@ -77,10 +80,12 @@ class Transformer(ast.NodeTransformer):
         self, node: Definition, opening: list[ast.stmt], first: ast.arg | None = None
     ) -> None:
         arguments = [each for each in argument_nodes(node.args) if each is not first]
-        for each in arguments:
-            opening += self._again([each.arg], each)
+        taps = [tap for each in arguments for tap in self._again([each.arg], each)]
         at = 1 if has_docstring(node.body) else 0
-        node.body = [*node.body[:at], *opening, *self._block(node.body[at:])]
+        # Arguments are tapped once: not before the function calls itself through a mode of torch.
+        start = max((n + 1 for n, one in enumerate(node.body) if _is_detour(one)), default=at)
+        before, after = self._block(node.body[at:start]), self._block(node.body[start:])
+        node.body = [*node.body[:at], *opening, *before, *taps, *after]
 
     def _block(self, statements: Iterable[ast.stmt]) -> list[ast.stmt]:
         changed: list[ast.stmt] = []
@@ -149,8 +154,9 @@ class Transformer(ast.NodeTransformer):
         return node
 
     def visit_Return(self, node: ast.Return) -> Any:
+        is_detour = _is_detour(node)
         self.generic_visit(node)
-        if node.value is not None:
+        if node.value is not None and not is_detour:
             node.value = self._tap_if_wanted("return", node.value)
         return node
 
@@ -199,6 +205,8 @@ class Transformer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
+        if called_name(node.func) == _DETOUR:
+            node.args = [self._itself(one) if self._is_itself(one) else one for one in node.args]
         function = node.func
         name = called_name(function)
         if name is None:
@@ -217,9 +225,16 @@ class Transformer(ast.NodeTransformer):
         if dotted in self.wanted.callees or is_unplaced:
             arguments = [_name(SCOPE, function), _constant(dotted, function), function]
             node.func = _call(_taps("call", function), arguments, function)
-        elif is_plain and name == self.own_name and self.may_meet_itself and not is_local:
-            node.func = _call(_taps("again", function), [function], function)
+        elif self._is_itself(function):
+            node.func = self._itself(function)
         return node
+
+    def _is_itself(self, node: ast.expr) -> bool:
+        is_own_name = isinstance(node, ast.Name) and node.id == self.own_name
+        return is_own_name and self.may_meet_itself and self.own_name not in self.local_names
+
+    def _itself(self, node: ast.expr) -> ast.expr:
+        return _call(_taps("again", node), [node], node)
 
     def visit_FunctionDef(self, node: Definition) -> Any:
         node.decorator_list = [self.visit(each) for each in node.decorator_list]
@@ -247,6 +262,14 @@ class Transformer(ast.NodeTransformer):
         node.bases = [self.visit(each) for each in node.bases]
         node.keywords = [self.visit(each) for each in node.keywords]
         return node
+
+
+def _is_detour(statement: ast.stmt) -> bool:
+    """Tell whether a statement is, or is an `if` around, `return handle_torch_function(...)`."""
+    if isinstance(statement, ast.If):
+        return _is_detour(statement.body[0])
+    value = statement.value if isinstance(statement, ast.Return) else None
+    return isinstance(value, ast.Call) and called_name(value.func) == _DETOUR
 
 
 def _opening(node: Definition, first: ast.arg | None) -> ast.stmt:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from language_cases import Box, case
+from sample_cases import Box, case
 
 GLOBAL = 5
 

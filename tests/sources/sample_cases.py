@@ -1,4 +1,4 @@
-"""The collection of functions that `statement_cases` and `scope_cases` add to."""
+"""The collection of functions that `sample_statements` and `sample_scopes` add to."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from language_cases import Box, case
+from sample_cases import Box, case
 
 
 @case(3, values=[6], edited=107)

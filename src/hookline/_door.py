@@ -1,0 +1,89 @@
+"""The public names, gathered from where they live; `hookline` itself shows them as its own."""
+
+from hookline._errors import (
+    AddressError,
+    AmbiguousRead,
+    EditError,
+    GradientError,
+    HooklineError,
+    HooklineWarning,
+    NoSuchSite,
+    NotCaptured,
+    OutOfBudget,
+    Overwritten,
+    SessionError,
+    UnsupportedModel,
+)
+from hookline.addresses import port
+from hookline.captures.capture import capture
+from hookline.captures.captured import Captured
+from hookline.captures.storing import load
+from hookline.edits.actions import (
+    add,
+    clip,
+    mask,
+    noise,
+    patch,
+    scale,
+    set,
+    swap_rows,
+    zero,
+)
+from hookline.edits.edit import edit
+from hookline.edits.skipping import skip
+from hookline.hooks.functions import hook
+from hookline.hooks.inventory import inventory
+from hookline.hooks.sessions import Handle
+from hookline.hooks.tensors import register_hook
+from hookline.hooks.torch_style import (
+    register_backward_hook,
+    register_backward_pre_hook,
+    register_forward_hook,
+    register_forward_pre_hook,
+)
+from hookline.hooks.visits import KEEP, MISSING, At
+from hookline.surveys.annotating import source
+from hookline.surveys.listing import sites
+
+__all__ = [
+    "KEEP",
+    "MISSING",
+    "AddressError",
+    "AmbiguousRead",
+    "At",
+    "Captured",
+    "EditError",
+    "GradientError",
+    "Handle",
+    "HooklineError",
+    "HooklineWarning",
+    "NoSuchSite",
+    "NotCaptured",
+    "OutOfBudget",
+    "Overwritten",
+    "SessionError",
+    "UnsupportedModel",
+    "add",
+    "capture",
+    "clip",
+    "edit",
+    "hook",
+    "inventory",
+    "load",
+    "mask",
+    "noise",
+    "patch",
+    "port",
+    "register_backward_hook",
+    "register_backward_pre_hook",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_hook",
+    "scale",
+    "set",
+    "sites",
+    "skip",
+    "source",
+    "swap_rows",
+    "zero",
+]

@@ -1,0 +1,15 @@
+"""The command `hookline`: each command is a file that reads its arguments, calls, and prints.
+
+    group.py     the command itself, to which the others are added
+    sites.py     hookline sites
+    loading.py   `package.module:name` and `file.py:name`, from text to the object
+    failing.py   errors as a person at a terminal wants them
+
+Data goes to stdout, all else to stderr. torch is imported by what a command does, not to show help.
+"""
+
+from __future__ import annotations
+
+from hookline.cli.group import main
+
+__all__ = ["main"]
