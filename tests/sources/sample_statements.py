@@ -292,11 +292,11 @@ def match_mapping(mapping):
             return [y, rest]
 
 
-@case((1, 2), values=[2], edited=102, kind="match")
+@case((1, 2), values=[2, 2], edited="seen by the guard", kind="match")
 def match_with_guard(point):
     match point:
         case (_, y) if y > 100:
-            return "never"  # a guard runs before the tap
+            return "seen by the guard"
         case (_, y) if y:
             return y
 

@@ -230,6 +230,8 @@ def _explain_port(port: str) -> str:
 
 
 def _explain_leaf(text: str, at: int, end: int) -> str:
+    if text[at:end] == ":grad":
+        return "the gradient of an item is written `.grad`"
     if text[at] == "[":
         if "]" not in text[at:end]:
             return "`[` is not closed"

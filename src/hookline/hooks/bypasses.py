@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hookline.addresses import unwrap
-from hookline.hooks.sources import Function, find_method, first_argument, read_methods
+from hookline.hooks.methods import Function, find_method, first_argument, read_methods
 
 # `x.to(self.child.weight.dtype)` reads the weight, but not its values.
 _ONLY_ASKS = frozenset({"device", "dim", "dtype", "is_cuda", "ndim", "numel", "shape", "size"})

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,10 @@ class Frame:
 
     views: list[gradients.ViewRelay] | None = None
     """The hooks on views that were assigned inside."""
+
+    regions: WeakKeyDictionary[Any, dict[Any, int]] | None = None
+    """The first number of each variable in a checkpointed part of forward, and how far its
+    recompute has come."""
 
     is_over = False
     """Whether the module has returned."""

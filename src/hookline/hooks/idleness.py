@@ -59,6 +59,7 @@ def _why_not_assigned(listener: Listener, name: str) -> Reason:
         )
     which = f"line {lines[0]}" if len(lines) == 1 else f"lines {', '.join(map(str, lines))}"
     return Reason(
-        f"forward ran, but not {which}: a branch that was not taken",
+        f"forward ran, but not {which}: a branch that was not taken, or a wrapper called another "
+        "function in its place",
         "run an input that takes the branch, or leave this address out",
     )

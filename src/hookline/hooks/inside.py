@@ -24,12 +24,13 @@ from hookline.hooks.visits import Listener, Visit
 class Asked:
     """Who listens at one spot, in order."""
 
-    __slots__ = ("_ports", "gradients", "only", "spot", "values")
+    __slots__ = ("_ports", "gradients", "has_edits", "only", "spot", "values")
 
     def __init__(self, spot: str, values: list[Listener], gradients: list[Listener]) -> None:
         self.spot = spot
         self.values = values
         self.gradients = gradients
+        self.has_edits = any(one.stage == 1 for one in values)
         self.only: Listener | None = None
         """The one who wants every value here and no gradient, if nobody else asks."""
         if len(values) == 1 and not gradients and values[0].inside is not None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hookline._errors import EditError, NoSuchSite
+from hookline._torch import graph_task_id, top_saved_tensor_hooks
 from hookline.addresses.inside import Inside
 from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
@@ -54,7 +57,11 @@ class Scope:
             index = counts.get(spots, 0)
             counts[spots] = index + 1
             asked = plan.at(spots)
-            return value if asked is None else flow(asked, frame, index, value)
+            if asked is None:
+                return value
+            if asked.has_edits:
+                _note_regions(frame, spots, index)
+            return flow(asked, frame, index, value)
         for spot in (spots,) if isinstance(spots, str) else spots:
             asked = plan.at(spot)
             index = counts.get(spot, 0)
@@ -64,8 +71,31 @@ class Scope:
                 continue
             counts[spot] = index + 1
             if asked is not None:
+                _note_regions(frame, spot, index)
                 value = flow(asked, frame, index, value)
         return value
+
+
+def _note_regions(frame: Frame, spot: str, index: int) -> None:
+    """Note which assignment is the first in a checkpointed part of forward, for its recompute."""
+    if top_saved_tensor_hooks(False) is None and torch.is_grad_enabled():
+        return
+    for region in checkpoints.recorded_regions():
+        if frame.regions is None:
+            frame.regions = weakref.WeakKeyDictionary()
+        frame.regions.setdefault(region, {}).setdefault(spot, index)
+
+
+def _number_again(frame: Frame, spot: str) -> int | None:
+    """Give the number that an assignment had which is recomputed; None where it is not known."""
+    region = checkpoints.recomputed_region()
+    numbers = None if frame.regions is None else frame.regions.get(region)
+    if numbers is None or spot not in numbers:
+        return None
+    turn = (graph_task_id(), spot)  # each backward pass repeats the region from its start
+    done = numbers.get(turn, 0)
+    numbers[turn] = done + 1
+    return numbers[spot] + done
 
 
 def _assign_late(asked: Asked, frame: Frame, index: int, value: Any) -> Any:
@@ -74,15 +104,16 @@ def _assign_late(asked: Asked, frame: Frame, index: int, value: Any) -> Any:
         frame.counts[asked.spot] = index + 1
         return flow(asked, frame, index, value)
     edits = asked.pick([one for one in asked.values if one.stage == 1])
-    if index == 1:  # it was assigned once, so this is that one again
-        return flow(edits, frame, 0, value)
+    again = _number_again(frame, asked.spot)
+    if again is not None:
+        return flow(edits, frame, again, value)
     for one in edits.values:
         assert one.inside is not None
         if one.inside.number is not None or one.depends_on_place:
             raise EditError(
                 f"the edit at `{one.address}` depends on the number of the assignment, and a part "
-                "of forward that is checkpointed by itself is recomputed: which assignment it is "
-                "cannot be told. Edit all of them, or checkpoint the whole module."
+                "of forward is recomputed by a checkpoint that is not torch's: which assignment it "
+                "is cannot be told. Edit all of them, or use torch.utils.checkpoint."
             )
     return flow(edits, frame, index, value)
 

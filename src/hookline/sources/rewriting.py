@@ -29,7 +29,7 @@ def rewrite(
 
     Gives the copy and its table of names: the number in a tap is a place in that table. A wanted
     name `helper.w` is a variable of a function that this one calls; the calls are tapped then.
-    What a `case` captures is tapped where its block begins, and so after its guard.
+    What a `case` captures is tapped before its guard is asked.
     """
     chain = unwrap(function)
     inner = chain[-1]

@@ -185,7 +185,21 @@ class Transformer(ast.NodeTransformer):
     def visit_match_case(self, node: ast.match_case) -> Any:
         self.generic_visit(node)
         names = dict.fromkeys(captured_names(node.pattern))
-        node.body[:0] = self._again(names, node.pattern)
+        if node.guard is None:
+            node.body[:0] = self._again(names, node.pattern)
+            return node
+        # A guard sees what the pattern bound, so the taps come before it, in the guard itself.
+        at = node.guard
+        tapped: list[ast.expr] = [
+            ast.NamedExpr(ast.Name(name, ast.Store()), self._tap(name, _variable(name, at)))
+            for name in names
+            if self._wants(name)
+        ]
+        if tapped:
+            done = ast.Tuple([*tapped, _constant(True, at)], ast.Load())
+            always = ast.Subscript(done, _constant(-1, at), ast.Load())
+            both = ast.BoolOp(ast.And(), [always, node.guard])
+            node.guard = ast.fix_missing_locations(ast.copy_location(both, at))
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:

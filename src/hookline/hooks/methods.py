@@ -1,14 +1,15 @@
-"""The source of a module's `forward` and of the methods it uses, parsed."""
+"""The definitions of a module's `forward` and of the methods it uses."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
+
+from hookline.sources import NoSource, read
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -59,17 +60,11 @@ def find_method(
     return None
 
 
-@functools.lru_cache(maxsize=256)
 def _parse(method: Callable[..., Any]) -> Function | None:
-    while isinstance(method, functools.partial):
-        method = method.func
     try:
-        source = inspect.getsource(method)
-        # A method's source is indented as it stands in its class.
-        tree = ast.parse(f"if 1:\n{source}" if source[:1].isspace() else source)
-    except (OSError, TypeError, SyntaxError, ValueError):
+        return read(method).node
+    except NoSource:
         return None
-    return next((node for node in ast.walk(tree) if isinstance(node, Function)), None)
 
 
 def first_argument(function: Function) -> str:
