@@ -6,6 +6,7 @@ Every capture is kept open and emptied after each call: the figures are what a t
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -132,11 +133,12 @@ print(cold, cached, torch_cold)
 
 def set_up_note() -> str:
     """Time the set-up of one module in a new process: the first of its class, and again."""
-    folder = Path(__file__).parent
+    paths = [Path(__file__).parent, Path(hl.__file__).parent.parent]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", SET_UP]
     runs = []
     for _ in range(5):
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         runs.append([float(word) for word in ended.stdout.split()])
     cold, cached, torch_cold = (statistics.median(column) for column in zip(*runs, strict=True))
     return (

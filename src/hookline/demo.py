@@ -1,7 +1,8 @@
 """Show hookline on a small transformer: `make demo`, or `python -m hookline.demo`.
 
-Three steps of a few lines each: capture every block with its gradients, switch one block's MLP
-off, and see that the model is as before. Opens nothing, and prints the same each time.
+Four steps of a few lines each: capture every block with its gradients, switch one block's MLP
+off, look inside a forward, and see that the model is as before. Opens nothing, and prints the same
+each time.
 """
 
 from __future__ import annotations
@@ -66,11 +67,16 @@ class Transformer(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+def foretell(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Give the loss of foretelling each next token."""
+    logits = model(tokens)
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
 def run(model: nn.Module, tokens: Tensor) -> tuple[hl.Captured, float]:
     """Capture every block and its MLP, forward and backward; give that and the loss."""
     with hl.capture(model, "blocks.*", "blocks.*.mlp", grads=True) as got:
-        logits = model(tokens)
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss = foretell(model, tokens)
         loss.backward()
     return got, loss.item()
 
@@ -100,7 +106,16 @@ def main() -> None:
         print(f"{path}: output changed by {change:.1%}")
     print(f"loss {loss_before:.4f} -> {loss_edited:.4f}")
 
-    print("\n3. Afterwards: the model is as it was.\n")
+    print("\n3. Inside forward: the sum after attention, a variable between two modules.\n")
+    print('   with hl.capture(model, "blocks.*@x[1]", grads=True) as got:')
+    print("       loss(model(tokens)).backward()\n")
+    with hl.capture(model, "blocks.*@x[1]", grads=True) as inside:
+        foretell(model, tokens).backward()
+    print(inside.table())
+    print("\nAll there is in one forward, print(hl.source(model, 'blocks.0', example=tokens)):\n")
+    print(hl.source(model, "blocks.0", example=tokens))
+
+    print("\n4. Afterwards: the model is as it was.\n")
     after, loss_after = run(model, tokens)
     same = all(
         torch.equal(value, before.tensors()[address]) for address, value in after.tensors().items()

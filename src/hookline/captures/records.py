@@ -115,9 +115,10 @@ class VisitRecord:
         return format_place(escape(self.path), port, leaf, is_grad=is_grad)
 
     def is_alone(self, port: str) -> bool:
-        """Tell whether a variable or operation has one value only in this visit."""
-        spot = parse_port(port)._replace(number=None)
-        return all(
+        """Tell whether a variable or operation has the first value only in this visit."""
+        inside = parse_port(port)
+        spot = inside._replace(number=None)
+        return inside.number == 0 and all(
             other == port or parse_port(other)._replace(number=None) != spot
             for other, _ in (*self.trees, *self.grads)
             if is_inside(other)
