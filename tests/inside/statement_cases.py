@@ -104,6 +104,7 @@ class MatchForms(Base):
 
     def twin(self, x):
         h = self.lin(x)
+        note("head", h)  # bound by the first case, whose guard then says no
         return note("head", h) * note("rest", [h, 2, 3])[1]
 
 

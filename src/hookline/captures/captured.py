@@ -15,13 +15,10 @@ from hookline.captures.keeping import Kept
 from hookline.captures.reading import CapturedCall, CapturedVisit, Index, Reader
 from hookline.captures.records import ParameterRecord, Place, VisitRecord
 from hookline.captures.tabulating import tabulate
+from hookline.hooks.visits import LogEntry
 
 if TYPE_CHECKING:
     from hookline.captures.reporting import Report
-
-
-LogEntry = tuple[Place, int, int, Any, int, int | None, str]
-"""Place, call, visit, a value and its version, None or the backward it is a gradient of; port."""
 
 
 class Captured(Reader):

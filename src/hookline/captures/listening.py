@@ -22,13 +22,11 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
-from hookline.hooks.visits import At, Call, Listener, Station, Visit, describe
+from hookline.hooks.variables import log_value
+from hookline.hooks.visits import At, Call, Listener, LogEntry, Station, Visit, describe
 
 if TYPE_CHECKING:
-    from hookline.captures.captured import Captured, LogEntry
-
-
-_NUMBERS = (int, float, bool, type(None))
+    from hookline.captures.captured import Captured
 
 
 class CaptureSession(Session):
@@ -106,14 +104,11 @@ class CaptureListener(Listener):
 
     __slots__ = (
         "copy",
-        "fired",
         "grad_reasons",
         "heard",
         "is_exact",
         "is_fleeting",
-        "log",
         "missed_leaf",
-        "place",
         "received",
     )
 
@@ -137,7 +132,6 @@ class CaptureListener(Listener):
     def reset(self, session: CaptureSession) -> None:
         """Begin anew, for another `with`; the session calls it before it opens."""
         self.fired = 0
-        """How many values were kept."""
         self.received = 0
         """How many gradients were kept."""
         if self.grad_reasons:
@@ -154,8 +148,7 @@ class CaptureListener(Listener):
         )
         is_plain = not self.copy and not self.leaf and self.port != "input"
         self.taps_arguments = self.is_exact or session.grads == "all"
-        self.log: list[LogEntry] | None = session.log if is_plain else None
-        """Where a tensor is noted that needs no more than that."""
+        self.log = session.log if is_plain else None
 
     def may_hear(self) -> None:
         self.heard = True
@@ -190,17 +183,9 @@ class CaptureListener(Listener):
     def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
         if visit.is_recompute:
             return value
-        log, kind = self.log, type(value)
-        if log is not None and (kind in _NUMBERS or (kind is Tensor and not is_special(value))):
-            index = visit.index
-            assert index is not None
-            kept, version = value, 0
-            if kind is Tensor:
-                kept = value.detach()
-                version = kept._version
-            log.append((self.place, visit.call.index, index, kept, version, None, port))
-            self.fired += 1
-        elif self.session.wants(visit):
+        if visit.index is not None and log_value(self, visit.call.index, visit.index, port, value):
+            return value
+        if self.session.wants(visit):
             self._keep(visit, value, port)
         return value
 

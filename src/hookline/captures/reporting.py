@@ -162,7 +162,11 @@ def make_report(session: CaptureSession) -> Report:
 
 def _value_problem(session: CaptureSession, tree: ModuleTree, listener: CaptureListener) -> Outcome:
     if not listener.station.runs:
-        return _not_called(session, tree, listener, listener.address)
+        outcome = _not_called(session, tree, listener, listener.address)
+        if listener.inside is not None and outcome.status == "never called":
+            instead = ", or another function ran in place of its forward"
+            return dataclasses.replace(outcome, reason=outcome.reason + instead)
+        return outcome
     if listener.missed_leaf:
         return Outcome(
             listener.address,

@@ -52,7 +52,7 @@ def skip(value: Any) -> Skip:
 class SkipListener(Listener):
     """Decide before each execution whether it is skipped."""
 
-    __slots__ = ("decided", "fired", "skip")
+    __slots__ = ("decided", "skip")
 
     def __init__(self, session: Session, site: Site, how: Skip) -> None:
         if site.port == "parameter":

@@ -23,8 +23,9 @@ from hookline.addresses import Selection, Selector, Site, parse
 from hookline.addresses.inside import MARKS
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
-from hookline.hooks.junctions import Junction, refuse_tracing
-from hookline.hooks.operations import CALL_CODE
+from hookline.hooks.frames import CALL_CODE
+from hookline.hooks.junctions import Junction
+from hookline.hooks.refusals import refuse_tracing
 from hookline.hooks.sessions import Handle, Session
 from hookline.hooks.visits import Call, Listener, Station, Visit
 

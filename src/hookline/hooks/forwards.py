@@ -18,6 +18,7 @@ from torch import nn
 from hookline._errors import UnsupportedModel
 from hookline.addresses.variables import forward_place
 from hookline.hooks import operations
+from hookline.hooks.refusals import generator_kind
 from hookline.hooks.variables import ForwardTaps
 from hookline.sources import NoSource, rewrite
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _ABSENT = object()
 _GETSTATE = "__getstate__"
 """What pickle and copy ask an instance for; they take the instance's own before its class's."""
+_REPLICATE = "_replicate_for_data_parallel"
+"""What DataParallel asks an instance for."""
 
 
 class Skipping(Protocol):
@@ -46,14 +49,15 @@ class StandIn:
         self._own: Any = _ABSENT
         """What the module had of its own there; absent where its class has the forward."""
         self._installed: Any = None
-        self._made: dict[tuple[frozenset[str], bool, bool], Any] = {}
+        self._made: dict[tuple[frozenset[str], bool, bool, bool], Any] = {}
         self.skips: list[Skipping] = []
 
     def update(self) -> None:
         """Put in place what is asked for now; give back what was there if nothing is."""
         plan = self._junction.plan.inside
-        kind = (plan.variables, bool(plan.operations), bool(self.skips))
-        if not any(kind):
+        has_end = self._junction.quick is None
+        kind = (plan.variables, bool(plan.operations), bool(self.skips), has_end)
+        if not any(kind[:3]):
             self.restore()
             return
         attributes = self._module.__dict__
@@ -69,6 +73,8 @@ class StandIn:
         if self._is_ours():
             attributes[self._place] = self._installed = new
             attributes.setdefault(_GETSTATE, self._state)
+            if self._junction.is_hookless:
+                attributes.setdefault(_REPLICATE, self._replicate)
 
     def restore(self) -> None:
         """Give the module its own forward back, unless somebody put another one on top."""
@@ -80,9 +86,41 @@ class StandIn:
                 del attributes[self._place]
             else:
                 attributes[self._place] = self._own
-        if attributes.get(_GETSTATE) == self._state:
-            del attributes[_GETSTATE]
+        for name, own in ((_GETSTATE, self._state), (_REPLICATE, self._replicate)):
+            if attributes.get(name) == own:
+                del attributes[name]
         self._installed = None
+
+    @staticmethod
+    def find(module: nn.Module) -> StandIn | None:
+        """Give the stand-in that is on a module."""
+        found = getattr(module.__dict__.get(_GETSTATE), "__self__", None)
+        return found if isinstance(found, StandIn) else None
+
+    @property
+    def junction(self) -> Junction:
+        """Give the junction that owns it."""
+        return self._junction
+
+    @property
+    def may_do_without_hooks(self) -> bool:
+        """Tell whether a rewritten forward is enough to know when the module runs."""
+        module = self._module
+        has_own = self._own is not _ABSENT if self._installed else "forward" in module.__dict__
+        return (
+            not has_own
+            and inspect.isfunction(inspect.getattr_static(type(module), "forward"))
+            and generator_kind(module) is None
+        )
+
+    def _replicate(self) -> nn.Module:
+        """Make a replica as DataParallel does, with the forward bound to it."""
+        module = self._module
+        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
+        installed = replica.__dict__.get(self._place)
+        if isinstance(installed, MethodType) and installed is self._installed:
+            replica.__dict__[self._place] = MethodType(installed.__func__, replica)
+        return replica
 
     def _state(self) -> Any:
         """Give what a pickle or a copy of the module holds: all but the stand-in."""
@@ -90,7 +128,7 @@ class StandIn:
         state = type(module).__getstate__(module)
         if not isinstance(state, dict) or state.get(self._place) is not self._installed:
             return state
-        kept = {name: value for name, value in state.items() if name != _GETSTATE}
+        kept = {key: value for key, value in state.items() if key not in (_GETSTATE, _REPLICATE)}
         if self._own is _ABSENT:
             del kept[self._place]
         else:
@@ -102,7 +140,9 @@ class StandIn:
         now = self._module.__dict__.get(self._place, _ABSENT)
         return now is (self._own if self._installed is None else self._installed)
 
-    def _make(self, variables: frozenset[str], has_operations: bool, has_skips: bool) -> Any:
+    def _make(
+        self, variables: frozenset[str], has_operations: bool, has_skips: bool, has_end: bool
+    ) -> Any:
         module = self._module
         original = type(module).forward if self._own is _ABSENT else self._own
         # A function of the class is bound when it is called: to the module, or to its replica.
@@ -116,7 +156,13 @@ class StandIn:
         if variables:
             taps = ForwardTaps(self._junction, module, takes_self)
             try:
-                inner, table = rewrite(original, variables, taps, is_method=takes_self or None)
+                inner, table = rewrite(
+                    original,
+                    variables,
+                    taps,
+                    is_method=takes_self or None,
+                    has_end=takes_self and has_end,
+                )
             except NoSource as error:
                 raise UnsupportedModel(
                     f"the variables of `{type(module).__qualname__}.forward` cannot be reached: "

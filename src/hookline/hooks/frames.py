@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hookline.hooks import aliases, gradients
     from hookline.hooks.sessions import Session
 
+CALL_CODE = nn.Module._call_impl.__code__
+"""What runs a module's hooks and forward."""
+
 Waiting = tuple[str, deque[tuple[int, Any]]]
 """A name inside forward, and its latest values with their numbers."""
 
@@ -44,6 +47,12 @@ class Frame:
     regions: WeakKeyDictionary[Any, dict[Any, int]] | None = None
     """The first number of each variable in a checkpointed part of forward, and how far its
     recompute has come."""
+
+    depth = 0
+    """How many executions of a rewritten forward are under way that no hook announced."""
+
+    error_before: BaseException | None = None
+    """The error that was being handled already when it began."""
 
     is_over = False
     """Whether the module has returned."""

@@ -78,7 +78,6 @@ class FunctionListener(Listener):
 
     __slots__ = (
         "calls",
-        "fired",
         "function",
         "is_exact",
         "keep_graph",

@@ -24,7 +24,7 @@ from hookline.hooks.visits import Listener, Visit
 class Asked:
     """Who listens at one spot, in order."""
 
-    __slots__ = ("_ports", "gradients", "has_edits", "only", "spot", "values")
+    __slots__ = ("gradients", "has_edits", "only", "ports", "spot", "values")
 
     def __init__(self, spot: str, values: list[Listener], gradients: list[Listener]) -> None:
         self.spot = spot
@@ -35,11 +35,12 @@ class Asked:
         """The one who wants every value here and no gradient, if nobody else asks."""
         if len(values) == 1 and not gradients and values[0].inside is not None:
             self.only = values[0] if values[0].inside.number is None else None
-        self._ports: list[str] = []
+        self.ports: list[str] = []
+        """The ports of the values met so far."""
 
     def port(self, index: int) -> str:
         """Give the port of the value with this number."""
-        ports = self._ports
+        ports = self.ports
         while index >= len(ports):
             name, colon, rest = self.spot.partition(":")
             ports.append(f"{name}[{len(ports)}]{colon}{rest}")
@@ -53,23 +54,36 @@ class Asked:
 class InsidePlan:
     """What is asked inside one module's forward; replaced, never changed."""
 
-    __slots__ = ("_asked", "has_gradients", "listeners", "operations", "variables")
+    __slots__ = (
+        "asked",
+        "has_gradients",
+        "listeners",
+        "needs_end",
+        "operations",
+        "variables",
+    )
 
     def __init__(self, listeners: list[Listener]) -> None:
         self.listeners = listeners
-        self._asked: dict[str, Asked | None] = {}
+        self.asked: dict[str, Asked | None] = {}
+        """Who listens at each spot that was met; through `at`, which fills it."""
         insides = [one.inside for one in listeners if one.inside is not None]
         self.variables = frozenset(one.name for one in insides if one.mark == "@")
         """The variables asked for; a pattern where the function is known only when called."""
         self.operations = [one for one in insides if one.mark == "/"]
         self.has_gradients = any(one.gradients for one in listeners)
+        self.needs_end = any(
+            one.session.hears_leaving or (one.inside is not None and (one.inside.number or 0) < 0)
+            for one in listeners
+        )
+        """Whether somebody waits for the end of forward."""
 
     def at(self, spot: str) -> Asked | None:
         """Give who listens at a spot; None if nobody does."""
         try:
-            return self._asked[spot]
+            return self.asked[spot]
         except KeyError:
-            asked = self._asked[spot] = self._find(parse_port(spot))
+            asked = self.asked[spot] = self._find(parse_port(spot))
             return asked
 
     def _find(self, spot: Inside) -> Asked | None:

@@ -19,7 +19,9 @@ from torch.nn.modules import module as torch_module
 from hookline._tables import Table
 from hookline.addresses import ModuleTree
 from hookline.addresses.variables import forward_of
-from hookline.hooks.junctions import _forget_hook, _ModuleHook
+from hookline.hooks.forwards import StandIn
+from hookline.hooks.junctions import Junction
+from hookline.hooks.module_hooks import ModuleHook, forget_hook
 from hookline.hooks.origins import find_origin
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
@@ -133,6 +135,9 @@ def _module_rows(tree: ModuleTree) -> Iterator[_Row]:
             own = forward_of(module)  # where hookline stands in, its hooks have a row below
             if own is not type(module).forward:
                 yield _plain_row(where, _OWN_FORWARD, own)
+        stand_in = StandIn.find(module)
+        if stand_in is not None and stand_in.junction.is_hookless:
+            yield _junction_row(where, stand_in.junction)
         yield from _folded_rows(where, _module_hooks(module))
         for parameter in module._parameters.values():
             known = parameters.pop(id(parameter), None)  # a tied one shows once
@@ -171,11 +176,9 @@ def _folded_rows(where: str, hooks: Iterator[tuple[str, Any]]) -> Iterator[_Row]
 
 
 def _hookline_row(where: str, hook: Any) -> _Row | None:
-    if isinstance(hook, _ModuleHook):
-        purposes = "; ".join(session.purpose for session in hook.junction.sessions())
-        functions = [getattr(one, "function", None) for one in hook.junction.listeners()]
-        return _Row(where, _HOOKLINE, purposes, _locate(functions), _HOOKLINE)
-    if hook is _forget_hook:
+    if isinstance(hook, ModuleHook):
+        return _junction_row(where, hook.junction)
+    if hook is forget_hook:
         return _Row(where, _LEFTOVER, "of a copy; goes at the first call", "", _HOOKLINE)
     if isinstance(hook, functools.partial) and hook.args == (_LEFT_BEHIND,):
         return _Row(where, _LEFTOVER, "of a pickle; does nothing", "", _HOOKLINE)
@@ -186,6 +189,12 @@ def _hookline_row(where: str, hook: Any) -> _Row | None:
     if isinstance(hook, MethodType) and isinstance(hook.__self__, Session):  # on every module
         return _Row(where, _HOOKLINE, hook.__self__.purpose, "", _HOOKLINE)
     return None
+
+
+def _junction_row(where: str, junction: Junction) -> _Row:
+    purposes = "; ".join(session.purpose for session in junction.sessions())
+    functions = [getattr(one, "function", None) for one in junction.listeners()]
+    return _Row(where, _HOOKLINE, purposes, _locate(functions), _HOOKLINE)
 
 
 def _locate(functions: list[Any]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from hookline import _trees
-from hookline._errors import UnsupportedModel
 from hookline._torch import (
     add_forward_hooks,
     graph_task_id,
@@ -30,16 +28,18 @@ from hookline._torch import (
     move_forward_hooks_last,
     remove_forward_hooks,
 )
+from hookline.addresses.variables import forward_of
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.forwards import Skipping, StandIn
-from hookline.hooks.frames import Frame, may_be_wired, versions
+from hookline.hooks.frames import CALL_CODE, Frame, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
-from hookline.hooks.operations import CALL_CODE
+from hookline.hooks.module_hooks import PostHook, PreHook
 from hookline.hooks.plans import NOTHING, Plan
-from hookline.hooks.refusals import generator_kind
+from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.variables import Callees
 from hookline.hooks.visits import Listener, Station, Visit
+from hookline.sources import read
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
@@ -55,10 +55,13 @@ class Junction:
         "_stand_in",
         "_stations",
         "frames",
+        "is_hookless",
+        "is_installed",
         "lazy",
         "looks",
         "module",
         "plan",
+        "quick",
         "ran",
     )
 
@@ -69,6 +72,11 @@ class Junction:
         self._key = -1
         self._stand_in: StandIn | None = None
         self.plan = NOTHING
+        self.is_installed = False
+        self.is_hookless = False
+        """Whether a rewritten forward announces its executions itself, for less than hooks cost."""
+        self.quick: tuple[Session, Station] | None = None
+        """The one session that keeps values of variables here, if nothing else has to be known."""
         self.frames: dict[int, list[Frame]] = {}
         self._callees: Callees | None = None
         self.lazy: dict[FrameType, Frame] | None = None
@@ -82,24 +90,52 @@ class Junction:
     def find(module: nn.Module) -> Junction | None:
         """Give the junction that is on a module, moved behind hooks that were added since."""
         for hook in module._forward_hooks.values():
-            if type(hook) is _PostHook:
+            if type(hook) is PostHook:
                 move_forward_hooks_last(module, hook.junction._key)
                 return hook.junction
-        return None
+        stand_in = StandIn.find(module)
+        return None if stand_in is None else stand_in.junction
 
     def install(self, module: nn.Module) -> None:
-        """Put both hooks on a module."""
-        self._key = add_forward_hooks(module, _PreHook(self), _PostHook(self))
+        """Put on a module what it takes to know of its executions."""
+        self.is_installed = True
         self._stand()
 
     def _stand(self) -> None:
-        """Exchange the module's forward if something inside it is asked for, or back."""
+        """Exchange the module's forward if something inside it is asked for, or back; hooks too."""
         inside = self.plan.inside
         if self._stand_in is None and (inside.variables or inside.operations):
             self._stand_in = StandIn(self, self.module)
             self.lazy = {} if generator_kind(self.module) is not None else None
+        self.is_hookless = (
+            self.plan.only_variables
+            and self._stand_in is not None
+            and self._stand_in.may_do_without_hooks
+            and not any(session.may_fuse for session, _ in self._stations)
+        )
+        self.quick = self.plan.values_inside if self.is_hookless and self._is_plain() else None
+        if self.is_hookless:
+            self._unhook()
+        elif self._key == -1:
+            self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
         if self._stand_in is not None:
             self._stand_in.update()
+
+    def _is_plain(self) -> bool:
+        """Tell whether no frame is needed: no edits, no ends, no other functions, no recursion."""
+        inside = self.plan.inside
+        if inside.needs_end or any(one.stage == 1 for one in inside.listeners):
+            return False
+        reading = read(forward_of(self.module))
+        own = {one.name for one in reading.points if "." not in one.name or one.kind == "attribute"}
+        return inside.variables <= own and not any(
+            callee.name.rpartition(".")[2] == "forward" for callee in reading.callees
+        )
+
+    def _unhook(self) -> None:
+        if self._key != -1:
+            remove_forward_hooks(self.module, self._key)
+            self._key = -1
 
     def add_skip(self, skip: Skipping) -> Callable[[], None]:
         """Let something answer in the place of the module; give what ends that."""
@@ -120,7 +156,7 @@ class Junction:
         self._stations = [*self._stations, (session, station)]
         self._listeners = [*self._listeners, *listeners]
         self.plan = Plan(self._stations, self._listeners)
-        if self._key != -1:
+        if self.is_installed:
             self._stand()
 
     def leave(self, session: Session, module: nn.Module) -> None:
@@ -134,8 +170,9 @@ class Junction:
             self.plan = Plan(self._stations, self._listeners)
             self._stand()
             return
-        remove_forward_hooks(module, self._key)
-        self._key = -1
+        self._unhook()
+        self.is_installed = False
+        self.quick = None
         if self._stand_in is not None:
             self._stand_in.restore()
         if self.frames:
@@ -146,7 +183,7 @@ class Junction:
     def dispose(self) -> None:
         """Let go of everything; without cycles, so that a model is freed at once."""
         self._stations, self._listeners, self.plan = [], [], NOTHING
-        self._stand_in = self._callees = self.lazy = None
+        self._stand_in = self._callees = self.lazy = self.quick = None
 
     @property
     def callees(self) -> Callees:
@@ -211,6 +248,16 @@ class Junction:
         return args, kwargs
 
     def _begin(self, module: nn.Module, thread: int, task: int) -> Frame:
+        inside = self.plan.values_inside
+        if inside is not None and task == -1:  # a short way, inside a call of the only session
+            session, station = inside
+            call = session.active.get(thread)
+            if call is not None and call.depth:
+                counts = call.counts
+                index = counts.get(station, 0)
+                counts[station] = index + 1
+                station.runs += 1
+                return Frame(module, {session: Visit(station, call, index)})
         visits = {}
         for session, station in self.plan.stations:
             visit = session.begin(station, thread, task)
@@ -229,6 +276,39 @@ class Junction:
         if frame is not None:
             frame.is_over = False
         return frame
+
+    def begin_alone(self, module: nn.Module, running: FrameType) -> Frame:
+        """Begin an execution that a rewritten forward announces itself; it calls `end_alone`."""
+        if is_compiling():
+            refuse_tracing()
+        thread, task = get_ident(), graph_task_id()
+        stack = self.frames.get(thread)
+        if stack is None:
+            stack = self.frames[thread] = []
+        elif stack and stack[-1].depth and _is_called_directly(running):
+            frame = stack[-1]  # forward calls itself: still the same visit
+            frame.depth += 1
+            return frame
+        frame = self._begin(module, thread, task)
+        if frame.visits:
+            frame.depth = 1
+            stack.append(frame)
+            if self.plan.inside.needs_end:
+                frame.error_before = sys.exc_info()[1]
+        return frame
+
+    def end_alone(self, frame: Frame) -> None:
+        """End what `begin_alone` began."""
+        frame.depth -= 1
+        if frame.depth:
+            return
+        frame.is_over = True
+        stack = self.frames.get(get_ident())
+        if stack and stack[-1] is frame:
+            stack.pop()
+        inside = self.plan.inside
+        if inside.needs_end and sys.exc_info()[1] is frame.error_before:  # it did not raise
+            settle(inside, frame)
 
     def begin_directly(self) -> Frame:
         """Begin an execution of which the hooks do not know: forward was called by itself."""
@@ -354,123 +434,13 @@ class Junction:
         return None
 
 
-class _ModuleHook:
-    """A hook that a copy or a pickle of the model does not carry along."""
-
-    __slots__ = ("junction",)
-
-    def __init__(self, junction: Junction) -> None:
-        self.junction = junction
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _forget_hook
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Loadable where hookline is not installed: a standard function that does nothing here.
-        return partial, (sys.audit, "hookline.left_behind")
-
-    def __repr__(self) -> str:
-        return f"<hookline {self.junction.sessions()}>"
-
-
-def _forget_hook(module: nn.Module, *_: Any) -> None:
-    """Stand in for a hook in a copied model: remove itself when first called."""
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key in [key for key, hook in hooks.items() if hook is _forget_hook]:
-            del hooks[key]
-            module._forward_hooks_with_kwargs.pop(key, None)
-            module._forward_hooks_always_called.pop(key, None)
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def refuse_tracing() -> None:
-    """Say that hooks cannot run inside a graph that `torch.compile` is tracing."""
-    raise UnsupportedModel(
-        "hookline's hooks cannot run inside torch.compile: they would be traced once and then "
-        "skipped. Call the model eagerly while you look at it: "
-        'with torch.compiler.set_stance("force_eager"): ...'
-    )
-
-
-class _PreHook(_ModuleHook):
-    __slots__ = ()
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_compiling():
-            refuse_tracing()
-        junction = self.junction
-        solo = junction.plan.solo
-        if solo is not None and graph_task_id() == -1:
-            # Inside a root call of the only session: count, and leave the rest to the post hook.
-            session, station, _ = solo
-            call = session.active.get(get_ident())
-            if call is not None and call.depth:
-                counts = call.counts
-                index = counts.get(station, 0)
-                counts[station] = index + 1
-                station.runs += 1
-                call.short_ways.append((junction, index))
-                return None
-        inside = junction.plan.values_inside
-        if inside is not None and graph_task_id() == -1:
-            session, station = inside
-            thread = get_ident()
-            call = session.active.get(thread)
-            if call is not None and call.depth:
-                counts = call.counts
-                index = counts.get(station, 0)
-                counts[station] = index + 1
-                station.runs += 1
-                frame = Frame(module, {session: Visit(station, call, index)})
-                stack = junction.frames.get(thread)
-                if stack is None:
-                    junction.frames[thread] = [frame]
-                else:
-                    stack.append(frame)
-                return None
-        bare = junction.plan.bare_root
-        if bare is not None and graph_task_id() == -1:
-            bare[0].begin(bare[1], get_ident(), -1)
-            return None
-        return junction.enter(module, args, kwargs)
-
-
-class _PostHook(_ModuleHook):
-    __slots__ = ()
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        # Torch calls it from another function when the forward raised; the output is None then.
-        has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
-        junction = self.junction
-        solo = junction.plan.solo
-        if solo is not None:
-            session, station, listener = solo
-            call = session.active.get(get_ident())
-            if call is not None:
-                ways = call.short_ways
-                if ways and ways[-1][0] is junction:
-                    index = ways.pop()[1]
-                    if has_raised or listener.note(call, index, output):
-                        return None
-                    visit = Visit(station, call, index)
-                    new = listener.on_output(visit, module, args, kwargs, output)
-                    return None if new is output else new
-        inside = junction.plan.values_inside
-        if inside is not None:
-            stack = junction.frames.get(get_ident())
-            is_plain = junction.lazy is None and not has_raised
-            if stack and is_plain and inside[0] in stack[-1].visits:
-                frame = stack.pop()
-                frame.is_over = True
-                if frame.waiting or inside[0].hears_leaving:
-                    settle(junction.plan.inside, frame)
-                return None
-        bare = junction.plan.bare_root
-        if bare is not None and not junction.frames.get(get_ident()):
-            call = bare[0].active.get(get_ident())
-            if call is not None and graph_task_id() == -1:
-                bare[0].end_root(call)
-            return None
-        return junction.leave_call(module, args, kwargs, output, has_raised=has_raised)
+def _is_called_directly(running: FrameType) -> bool:
+    """Tell whether a forward that runs was called by itself, not through its module's call."""
+    frame = running.f_back
+    while frame is not None:
+        if frame.f_code is CALL_CODE:
+            return False
+        if frame.f_code is running.f_code:
+            return True
+        frame = frame.f_back
+    return True

@@ -16,7 +16,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
@@ -24,16 +23,13 @@ from hookline import _trees
 from hookline.addresses.inside import canonical_operation
 from hookline.hooks import gradients
 from hookline.hooks.aliases import InputTaps
-from hookline.hooks.frames import Frame
+from hookline.hooks.frames import CALL_CODE, Frame
 from hookline.hooks.inside import Asked, InsidePlan, flow, hear_changed, select_wired
 from hookline.hooks.variables import Scope
 from hookline.sources.taps import TAPS
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
-
-CALL_CODE = nn.Module._call_impl.__code__
-"""What runs a module's hooks and forward."""
 
 _FOREIGN_CODES = frozenset(
     [

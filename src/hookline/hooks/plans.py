@@ -19,6 +19,7 @@ class Plan:
         "input_gradients",
         "inputs",
         "inside",
+        "only_variables",
         "output_gradients",
         "outputs",
         "solo",
@@ -58,6 +59,14 @@ class Plan:
             session, station = stations[0]
             if not (station.is_root or session.follows_recompute):
                 self.solo = (session, station, listeners[0])
+        asking = {one.station for one in listeners}
+        self.only_variables = bool(inside) and (
+            len(inside) == len(listeners)
+            and not self.inside.operations
+            and not self.inside.has_gradients
+            and all(station in asking and not station.is_root for _, station in stations)
+        )
+        """Whether all that is asked is values of variables: the rewritten forward does then."""
         self.values_inside: tuple[Session, Station] | None = None
         """The only one who asks here, if it is for values inside forward: another short way."""
         if inside and len(inside) == len(listeners) and len(stations) == 1:

@@ -81,5 +81,14 @@ def refuse_module(module: nn.Module, path: str) -> None:
         )
 
 
+def refuse_tracing() -> None:
+    """Say that hooks cannot run inside a graph that `torch.compile` is tracing."""
+    raise UnsupportedModel(
+        "hookline's hooks cannot run inside torch.compile: they would be traced once and then "
+        "skipped. Call the model eagerly while you look at it: "
+        'with torch.compiler.set_stance("force_eager"): ...'
+    )
+
+
 def _show(path: str) -> str:
     return f"`{path}`" if path else "the model"

@@ -25,11 +25,13 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.aliases import Audit
+from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
-from hookline.hooks.operations import CALL_CODE
 from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
+
+_FUSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class _Region:
@@ -91,6 +93,12 @@ class Session:
 
     def __repr__(self) -> str:
         return self.purpose
+
+    @property
+    def may_fuse(self) -> bool:
+        """Tell whether torch may run parts of the model as one kernel, if no hook is there."""
+        tree = self.tree
+        return tree is not None and any(issubclass(kind, _FUSED) for kind in tree.facts.kinds)
 
     @property
     def stations(self) -> list[Station]:
@@ -173,7 +181,8 @@ class Session:
         module = station.module
         station.runs = 0
         # Where others listen already theirs serves; a session of its own keeps its junction ready.
-        junction = Junction.find(module) if module._forward_hooks else None
+        is_taken = module._forward_hooks or "__getstate__" in module.__dict__
+        junction = Junction.find(module) if is_taken else None
         if junction is None:
             junction = station.junction
             if junction is None:

@@ -10,23 +10,28 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from hookline._errors import EditError, NoSuchSite
-from hookline._torch import graph_task_id, top_saved_tensor_hooks
+from hookline._torch import graph_task_id, is_functorch_active, top_saved_tensor_hooks
 from hookline.addresses.inside import Inside
 from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
 from hookline.hooks.frames import Frame
 from hookline.hooks.inside import Asked, flow
+from hookline.hooks.refusals import refuse_tracing
+from hookline.hooks.visits import Call, Listener, Visit
 from hookline.sources import NoSource, read, rewrite, unwrap
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
 
+_NUMBERS = (int, float, bool, type(None))
 _OWN_NAMES = ("__hl_taps__", "__hl_scope__")
 
 Spots = tuple[str, ...]
@@ -74,6 +79,82 @@ class Scope:
                 _note_regions(frame, spot, index)
                 value = flow(asked, frame, index, value)
         return value
+
+
+def log_value(listener: Listener, call: int, visit: int, port: str, value: Any) -> bool:
+    """Note a value in a listener's log; false where it has to take more care of it."""
+    log = listener.log
+    if log is None:
+        return False
+    if type(value) is Tensor:
+        if value.is_inference() or value.is_cuda or is_functorch_active():
+            return False
+        kept = value.detach()
+        log.append((listener.place, call, visit, kept, kept._version, None, port))
+    elif type(value) in _NUMBERS:
+        log.append((listener.place, call, visit, value, 0, None, port))
+    else:
+        return False
+    listener.fired += 1
+    return True
+
+
+class QuickScope:
+    """Do what `Scope` does where one session keeps values, in a call of its model.
+
+    Few functions and few objects: while a model runs, what Python needs is hardly ever in a cache.
+    """
+
+    __slots__ = ("asked", "call", "call_index", "counts", "frame", "index", "junction", "names")
+
+    def __init__(
+        self, junction: Junction, names: list[str | Spots], call: Call, index: int
+    ) -> None:
+        self.junction = junction
+        self.names: Any = names
+        self.call = call
+        self.call_index = call.index
+        self.index = index
+        self.asked = junction.plan.inside.asked
+        self.counts: dict[str, int] = {}
+        self.frame: Frame | None = None
+
+    def assign(self, point: int, value: Any) -> Any:
+        """Receive a value as it is assigned, and pass it on."""
+        spot = self.names[point]
+        counts = self.counts
+        index = counts.get(spot, 0)
+        counts[spot] = index + 1
+        asked = self.asked.get(spot)
+        if asked is not None:
+            only, ports = asked.only, asked.ports
+            # What `log_value` does for a tensor, without the call.
+            if only is not None and type(value) is Tensor and index < len(ports):
+                log = only.log
+                is_special = value.is_inference() or value.is_cuda or is_functorch_active()
+                if log is not None and not is_special:
+                    kept, where = value.detach(), ports[index]
+                    version = kept._version
+                    log.append(
+                        (only.place, self.call_index, self.index, kept, version, None, where)
+                    )
+                    only.fired += 1
+                    return value
+        return self._assign_slowly(spot, index, value)
+
+    def _assign_slowly(self, spot: str, index: int, value: Any) -> Any:
+        plan = self.junction.plan
+        asked = plan.inside.at(spot)
+        if asked is None:
+            return value
+        if self.frame is None:
+            visits = {
+                session: Visit(station, self.call, self.index)
+                for session, station in plan.stations
+                if session.epoch is self.call.epoch
+            }
+            self.frame = Frame(self.junction.module, visits)
+        return flow(asked, self.frame, index, value)
 
 
 def _note_regions(frame: Frame, spot: str, index: int) -> None:
@@ -183,6 +264,9 @@ class _Taps:
         """Give the function to call where one calls itself."""
         return self.junction.callees.replace(callee, self.prefixes)
 
+    def end(self, scope: Callable[[int, Any], Any]) -> None:
+        """End a function; only a forward has to."""
+
     def clean(self, found: Any) -> Any:
         """Take the names of the taps out of what `locals()` or `dir()` gave."""
         if isinstance(found, dict):
@@ -204,24 +288,44 @@ class ForwardTaps(_Taps):
         """Whether it is bound to the module; not where the module had a forward of its own."""
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
+        junction = self.junction
+        if junction.quick is not None and this is self.module and graph_task_id() == -1:
+            if "torch._dynamo" in sys.modules and is_compiling():
+                refuse_tracing()
+            session, station = junction.quick
+            call = session.active.get(get_ident())
+            if call is not None and call.depth:
+                visits = call.counts
+                index = visits.get(station, 0)
+                visits[station] = index + 1
+                station.runs += 1
+                return this, QuickScope(junction, self.names, call, index).assign
         if not self.takes_self:
             return this, self.enter()
-        if this is not self.module:  # a copy of the module took this along
-            this.__dict__.pop("forward", None)
+        if this is not self.module and "_is_replica" not in this.__dict__:
+            this.__dict__.pop("forward", None)  # a copy of the module took this along
             return this, _IDLE.assign
-        frame, scope = self._open(sys._getframe(1))
-        return frame.module, scope
+        begin = junction.begin_alone if junction.is_hookless else self._find
+        frame = begin(this, sys._getframe(1))
+        if not frame.visits:
+            return frame.module, _IDLE.assign
+        return frame.module, Scope(junction, frame, self.names, self.prefixes).assign
 
     def enter(self) -> Callable[[int, Any], Any]:
-        return self._open(sys._getframe(1))[1]
+        frame = self._find(self.module, sys._getframe(1))
+        if not frame.visits:
+            return _IDLE.assign
+        return Scope(self.junction, frame, self.names, self.prefixes).assign
 
-    def _open(self, running: types.FrameType) -> tuple[Frame, Callable[[int, Any], Any]]:
+    def _find(self, _: nn.Module, running: types.FrameType) -> Frame:
         junction = self.junction
         woken = junction.wake(running) if junction.lazy else None
-        frame = woken or junction.current() or junction.begin_directly()
-        if not frame.visits:
-            return frame, _IDLE.assign
-        return frame, Scope(junction, frame, self.names, self.prefixes).assign
+        return woken or junction.current() or junction.begin_directly()
+
+    def end(self, scope: Callable[[int, Any], Any]) -> None:
+        inner = scope.__self__  # type: ignore[attr-defined]
+        if type(inner) is Scope and inner.frame.depth:
+            inner.junction.end_alone(inner.frame)
 
 
 class Callees:

@@ -225,6 +225,10 @@ def describe(visit: Visit, address: str) -> str:
     return f"`{address}`, call {visit.call.index}, {which}{again}"
 
 
+LogEntry = tuple[Any, int, int, Any, int, int | None, str]
+"""Place, call, visit, a value and its version, None or the backward it is a gradient of; port."""
+
+
 class Listener:
     """What one session asks at one module: values and gradients of one port.
 
@@ -233,10 +237,13 @@ class Listener:
     """
 
     __slots__ = (
+        "fired",
         "gradients",
         "inside",
         "leaf",
+        "log",
         "most_seen",
+        "place",
         "port",
         "sequence",
         "session",
@@ -275,6 +282,12 @@ class Listener:
         """The highest number that a value inside forward had which was not the one asked for."""
         self.taps_arguments = True
         """Whether a variable that is an argument is tapped for it, which may regroup sums."""
+        self.fired = 0
+        """How often it had a value."""
+        self.log: list[LogEntry] | None = None
+        """Where a value may be noted at once, in place of a call of the listener."""
+        self.place: Any = None
+        """What stands for the module in the log."""
         self.sequence = 0
 
     @property

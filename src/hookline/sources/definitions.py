@@ -34,8 +34,11 @@ class Source:
         self.nested_functions = frozenset(_nested_functions(code))
         self.analysis: Any = None
         """What `reading` found; kept here so that it lives as long as the code."""
-        self.rewritten: dict[tuple[frozenset[str], bool], tuple[CodeType, tuple[str, ...]]] = {}
-        """The code and the table of each rewriting, by wanted names and whether it is a method."""
+        self.rewritten: dict[
+            tuple[frozenset[str], bool, bool], tuple[CodeType, tuple[str, ...]]
+        ] = {}
+        """The code and the table of each rewriting, by wanted names, whether it is a method and
+        whether it tells its end."""
 
     def parse(self, code: CodeType) -> Definition:
         """Parse the definition again, as the running code has it, for a copy that may change."""

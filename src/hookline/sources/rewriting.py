@@ -24,18 +24,20 @@ def rewrite(
     taps: Taps,
     *,
     is_method: bool | None = None,
+    has_end: bool = False,
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """Copy a function, its decorators around it, so that writes to the wanted names are tapped.
 
     Gives the copy and its table of names: the number in a tap is a place in that table. A wanted
     name `helper.w` is a variable of a function that this one calls; the calls are tapped then.
-    What a `case` captures is tapped before its guard is asked.
+    What a `case` captures is tapped before its guard is asked. With `has_end` the copy tells the
+    taps when it ends, also by an exception.
     """
     chain = unwrap(function)
     inner = chain[-1]
     source = find(inner)
     assert isinstance(inner, FunctionType)
-    key = wanted, source.is_method if is_method is None else is_method
+    key = wanted, source.is_method if is_method is None else is_method, has_end
     known = source.rewritten.get(key)
     if known is None:
         known = source.rewritten[key] = _rewrite_code(source, inner.__code__, *key)
@@ -47,7 +49,7 @@ def rewrite(
 
 
 def _rewrite_code(
-    source: Source, code: CodeType, wanted: frozenset[str], is_method: bool
+    source: Source, code: CodeType, wanted: frozenset[str], is_method: bool, has_end: bool
 ) -> tuple[CodeType, tuple[str, ...]]:
     analysis = analyse(source)
     sorted_names = Wanted.sort(
@@ -60,6 +62,7 @@ def _rewrite_code(
         local_names=source.local_names,
         nested_functions=source.nested_functions,
         is_method=is_method,
+        has_end=has_end,
     )
     node = transformer.transform(source.parse(code))
     return compile_like(node, code, extra=(TAPS,)), tuple(transformer.table)

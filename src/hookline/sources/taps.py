@@ -31,6 +31,9 @@ class Taps(Protocol):
     def enter(self) -> Scope:
         """Open a scope for a call of a plain function."""
 
+    def end(self, scope: Scope, /) -> None:
+        """Close a scope; called where `rewrite` was told so."""
+
     def iterate(self, scope: Scope, shape: Shape, values: Iterable[Any], /) -> Iterable[Any]:
         """Give what a comprehension runs over, each tapped variable passed through the scope."""
 

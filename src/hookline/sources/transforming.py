@@ -59,7 +59,9 @@ class Transformer(ast.NodeTransformer):
         local_names: frozenset[str],
         nested_functions: frozenset[str],
         is_method: bool,
+        has_end: bool = False,
     ) -> None:
+        self.has_end = has_end
         self.wanted = wanted
         self.local_names = local_names
         self.nested_functions = nested_functions
@@ -74,6 +76,8 @@ class Transformer(ast.NodeTransformer):
         self.own_name = node.name
         first = first_argument(node) if self.is_method else None
         self._function(node, [_opening(node, first)], first)
+        if self.has_end:
+            _close(node)
         return node
 
     def _function(
@@ -296,6 +300,23 @@ def _opening(node: Definition, first: ast.arg | None) -> ast.stmt:
     names: list[ast.expr] = [_name(first.arg, at, ast.Store()), _name(SCOPE, at, ast.Store())]
     target = ast.copy_location(ast.Tuple(names, ast.Store()), at)
     return ast.copy_location(ast.Assign([target], opened), at)
+
+
+def _close(node: Definition) -> None:
+    """Let a rewritten function say that it ends, however it ends."""
+    start = 1 + next(at for at, one in enumerate(node.body) if _is_opening(one))
+    ended = ast.Expr(_call(_taps("end", node), [_name(SCOPE, node)], node))
+    body = node.body[start:] or [ast.Pass()]
+    guarded = ast.Try(body=body, handlers=[], orelse=[], finalbody=[ended])
+    node.body[start:] = [ast.copy_location(guarded, body[0] if body else node)]
+    ast.fix_missing_locations(node)
+
+
+def _is_opening(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return name == TAPS
+    return False
 
 
 def _name(name: str, at: Place, context: ast.expr_context | None = None) -> ast.Name:

@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from hookline import _trees
 from hookline.addresses import Inside, ModuleEntry, ModuleTree, parse_port
+from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
-from hookline.hooks.operations import CALL_CODE
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.sources.taps import TAPS

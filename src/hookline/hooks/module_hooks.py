@@ -1,0 +1,106 @@
+"""The two hooks that hookline puts on a module, and the short ways they take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.compiler import is_compiling
+
+from hookline._torch import graph_task_id
+from hookline.hooks.frames import CALL_CODE
+from hookline.hooks.refusals import refuse_tracing
+from hookline.hooks.visits import Visit
+
+if TYPE_CHECKING:
+    from hookline.hooks.junctions import Junction
+
+
+class ModuleHook:
+    """A hook that a copy or a pickle of the model does not carry along."""
+
+    __slots__ = ("junction",)
+
+    def __init__(self, junction: Junction) -> None:
+        self.junction = junction
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return forget_hook
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Loadable where hookline is not installed: a standard function that does nothing here.
+        return partial, (sys.audit, "hookline.left_behind")
+
+    def __repr__(self) -> str:
+        return f"<hookline {self.junction.sessions()}>"
+
+
+def forget_hook(module: nn.Module, *_: Any) -> None:
+    """Stand in for a hook in a copied model: remove itself when first called."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key in [key for key, hook in hooks.items() if hook is forget_hook]:
+            del hooks[key]
+            module._forward_hooks_with_kwargs.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+class PreHook(ModuleHook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_compiling():
+            refuse_tracing()
+        junction = self.junction
+        solo = junction.plan.solo
+        if solo is not None and graph_task_id() == -1:
+            # Inside a root call of the only session: count, and leave the rest to the post hook.
+            session, station, _ = solo
+            call = session.active.get(get_ident())
+            if call is not None and call.depth:
+                counts = call.counts
+                index = counts.get(station, 0)
+                counts[station] = index + 1
+                station.runs += 1
+                call.short_ways.append((junction, index))
+                return None
+        bare = junction.plan.bare_root
+        if bare is not None and graph_task_id() == -1:
+            bare[0].begin(bare[1], get_ident(), -1)
+            return None
+        return junction.enter(module, args, kwargs)
+
+
+class PostHook(ModuleHook):
+    __slots__ = ()
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        # Torch calls it from another function when the forward raised; the output is None then.
+        has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
+        junction = self.junction
+        solo = junction.plan.solo
+        if solo is not None:
+            session, station, listener = solo
+            call = session.active.get(get_ident())
+            if call is not None:
+                ways = call.short_ways
+                if ways and ways[-1][0] is junction:
+                    index = ways.pop()[1]
+                    if has_raised or listener.note(call, index, output):
+                        return None
+                    visit = Visit(station, call, index)
+                    new = listener.on_output(visit, module, args, kwargs, output)
+                    return None if new is output else new
+        bare = junction.plan.bare_root
+        if bare is not None and not junction.frames.get(get_ident()):
+            call = bare[0].active.get(get_ident())
+            if call is not None and graph_task_id() == -1:
+                bare[0].end_root(call)
+            return None
+        return junction.leave_call(module, args, kwargs, output, has_raised=has_raised)
