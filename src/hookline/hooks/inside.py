@@ -60,7 +60,9 @@ class InsidePlan:
         "listeners",
         "needs_end",
         "operations",
+        "passed",
         "variables",
+        "wanted_operations",
     )
 
     def __init__(self, listeners: list[Listener]) -> None:
@@ -71,6 +73,12 @@ class InsidePlan:
         self.variables = frozenset(one.name for one in insides if one.mark == "@")
         """The variables asked for; a pattern where the function is known only when called."""
         self.operations = [one for one in insides if one.mark == "/"]
+        self.wanted_operations: set[str] | None = None
+        """The operations asked for; None where a pattern asks for many."""
+        if all(one.is_exact for one in self.operations):
+            self.wanted_operations = {one.name for one in self.operations}
+        self.passed: set[Any] = set()
+        """Functions of torch that are known to be none of those asked for."""
         self.has_gradients = any(one.gradients for one in listeners)
         self.needs_end = any(
             one.session.hears_leaving or (one.inside is not None and (one.inside.number or 0) < 0)

@@ -31,12 +31,16 @@ from hookline.sources.taps import TAPS
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
 
+# By identity: to hash a code object is to read all of it.
 _FOREIGN_CODES = frozenset(
-    [
-        CALL_CODE,
-        Function.apply.__func__.__code__,  # type: ignore[attr-defined]
-        Scope.assign.__code__,  # what a hook or a capture of a variable calls
-    ]
+    map(
+        id,
+        [
+            CALL_CODE,
+            Function.apply.__func__.__code__,  # type: ignore[attr-defined]
+            Scope.assign.__code__,  # what a hook or a capture of a variable calls
+        ],
+    )
 )
 _MOST_LOOKS = 8
 
@@ -75,14 +79,13 @@ def _is_copy(function: Any) -> bool:
 class _Running:
     """One module's forward under way."""
 
-    __slots__ = ("frame", "is_any", "junction", "plan", "wanted")
+    __slots__ = ("frame", "junction", "passed", "plan")
 
     def __init__(self, junction: Junction, frame: Frame) -> None:
         self.junction = junction
         self.frame = frame
         self.plan: InsidePlan = junction.plan.inside
-        self.wanted = {one.name for one in self.plan.operations}
-        self.is_any = not all(one.is_exact for one in self.plan.operations)
+        self.passed = self.plan.passed
 
 
 class _OperationMode(TorchFunctionMode):
@@ -99,16 +102,16 @@ class _OperationMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        names = _names.get(func)
-        if names is None:
-            names = names_of(func)
         running = self.running[-1]
-        wanted = running.wanted
-        if names and (running.is_any or names[-1] in wanted or names[0] in wanted):
+        if func in running.passed:  # nearly always
+            return func(*args, **kwargs) if kwargs else func(*args)
+        names = names_of(func)
+        wanted = running.plan.wanted_operations
+        if names and (wanted is None or names[-1] in wanted or names[0] in wanted):
             if self._is_own():
                 return _pass(running, func, names, args, kwargs or {})
-        elif names and running.junction.looks.get(names[0], 0) < _MOST_LOOKS:
-            self._note(running.junction, names[0])
+        elif not names or self._is_noted(running.junction, names[0]):
+            running.passed.add(func)
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _is_own(self) -> bool:
@@ -118,18 +121,22 @@ class _OperationMode(TorchFunctionMode):
             code = frame.f_code
             if code is _SEE_CODE:
                 return True
-            if code in _FOREIGN_CODES:
+            if id(code) in _FOREIGN_CODES:
                 return False
             frame = frame.f_back
         return False
 
-    def _note(self, junction: Junction, name: str) -> None:
-        """Remember which operations run here, for the message about one that does not."""
+    def _is_noted(self, junction: Junction, name: str) -> bool:
+        """Remember which operations run here, for the message about one that does not.
+
+        True when no more need be seen of it.
+        """
         looks = junction.looks
         looks[name] = looks.get(name, 0) + 1
         if self._is_own():
             junction.ran.add(name)
-            looks[name] = _MOST_LOOKS
+            return True
+        return looks[name] >= _MOST_LOOKS
 
 
 _local = threading.local()

@@ -30,6 +30,7 @@ from hookline.sources import NoSource, read, rewrite, unwrap
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
+    from hookline.hooks.plans import Plan
 
 _NUMBERS = (int, float, bool, type(None))
 _OWN_NAMES = ("__hl_taps__", "__hl_scope__")
@@ -99,52 +100,53 @@ def log_value(listener: Listener, call: int, visit: int, port: str, value: Any) 
     return True
 
 
+Sink = tuple[Listener, Any, list[str]]
+"""The only one who keeps a variable, what stands for the module in its log, and the ports."""
+
+
 class QuickScope:
     """Do what `Scope` does where one session keeps values, in a call of its model.
 
     Few functions and few objects: while a model runs, what Python needs is hardly ever in a cache.
     """
 
-    __slots__ = ("asked", "call", "call_index", "counts", "frame", "index", "junction", "names")
+    __slots__ = ("call", "call_index", "counts", "frame", "index", "sinks", "taps")
 
-    def __init__(
-        self, junction: Junction, names: list[str | Spots], call: Call, index: int
-    ) -> None:
-        self.junction = junction
-        self.names: Any = names
+    def __init__(self, taps: ForwardTaps, sinks: list[Sink | None], call: Call, index: int) -> None:
+        self.taps = taps
+        self.sinks = sinks
         self.call = call
         self.call_index = call.index
         self.index = index
-        self.asked = junction.plan.inside.asked
-        self.counts: dict[str, int] = {}
+        self.counts = [0] * len(sinks)
         self.frame: Frame | None = None
 
     def assign(self, point: int, value: Any) -> Any:
         """Receive a value as it is assigned, and pass it on."""
-        spot = self.names[point]
-        counts = self.counts
-        index = counts.get(spot, 0)
-        counts[spot] = index + 1
-        asked = self.asked.get(spot)
-        if asked is not None:
-            only, ports = asked.only, asked.ports
+        sink = self.sinks[point]
+        if sink is not None and type(value) is Tensor and not value.is_cuda:
             # What `log_value` does for a tensor, without the call.
-            if only is not None and type(value) is Tensor and index < len(ports):
-                log = only.log
-                is_special = value.is_inference() or value.is_cuda or is_functorch_active()
-                if log is not None and not is_special:
-                    kept, where = value.detach(), ports[index]
+            listener, place, ports = sink
+            log, counts = listener.log, self.counts
+            count = counts[point]
+            if log is not None and count < len(ports):
+                kept = value.detach()
+                try:
                     version = kept._version
-                    log.append(
-                        (only.place, self.call_index, self.index, kept, version, None, where)
-                    )
-                    only.fired += 1
-                    return value
-        return self._assign_slowly(spot, index, value)
+                except RuntimeError:  # an inference tensor
+                    return self._assign_slowly(point, value)
+                counts[point] = count + 1
+                port = ports[count]
+                log.append((place, self.call_index, self.index, kept, version, None, port))
+                listener.fired += 1
+                return value
+        return self._assign_slowly(point, value)
 
-    def _assign_slowly(self, spot: str, index: int, value: Any) -> Any:
-        plan = self.junction.plan
-        asked = plan.inside.at(spot)
+    def _assign_slowly(self, point: int, value: Any) -> Any:
+        count = self.counts[point]
+        self.counts[point] = count + 1
+        plan = self.taps.junction.plan
+        asked = plan.inside.at(self.taps.names[point])  # type: ignore[arg-type]
         if asked is None:
             return value
         if self.frame is None:
@@ -153,8 +155,8 @@ class QuickScope:
                 for session, station in plan.stations
                 if session.epoch is self.call.epoch
             }
-            self.frame = Frame(self.junction.module, visits)
-        return flow(asked, self.frame, index, value)
+            self.frame = Frame(self.taps.module, visits)
+        return flow(asked, self.frame, count, value)
 
 
 def _note_regions(frame: Frame, spot: str, index: int) -> None:
@@ -286,10 +288,14 @@ class ForwardTaps(_Taps):
         self.module = module
         self.takes_self = takes_self
         """Whether it is bound to the module; not where the module had a forward of its own."""
+        self.plan: Plan | None = None
+        self.sinks: list[Sink | None] = []
+        """Who keeps each variable, where it is one: as the plan said when it was looked at."""
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
-        if junction.quick is not None and this is self.module and graph_task_id() == -1:
+        is_plain = graph_task_id() == -1 and not is_functorch_active()
+        if junction.quick is not None and this is self.module and is_plain:
             if "torch._dynamo" in sys.modules and is_compiling():
                 refuse_tracing()
             session, station = junction.quick
@@ -299,7 +305,9 @@ class ForwardTaps(_Taps):
                 index = visits.get(station, 0)
                 visits[station] = index + 1
                 station.runs += 1
-                return this, QuickScope(junction, self.names, call, index).assign
+                if junction.plan is not self.plan:
+                    self._find_sinks()
+                return this, QuickScope(self, self.sinks, call, index).assign
         if not self.takes_self:
             return this, self.enter()
         if this is not self.module and "_is_replica" not in this.__dict__:
@@ -310,6 +318,16 @@ class ForwardTaps(_Taps):
         if not frame.visits:
             return frame.module, _IDLE.assign
         return frame.module, Scope(junction, frame, self.names, self.prefixes).assign
+
+    def _find_sinks(self) -> None:
+        self.plan = self.junction.plan
+        self.sinks = []
+        for spot in self.names:
+            asked = self.plan.inside.at(spot) if isinstance(spot, str) else None
+            if asked is None or asked.only is None:
+                self.sinks.append(None)
+            else:
+                self.sinks.append((asked.only, asked.only.place, asked.ports))
 
     def enter(self) -> Callable[[int, Any], Any]:
         frame = self._find(self.module, sys._getframe(1))
