@@ -1,18 +1,19 @@
 """What it costs to see variables and operations inside forward, and to set that up.
 
-Every capture is kept open and emptied after each call: the figures are what a training loop pays.
+Each variant has a copy of the model to itself, with a capture or an edit that stays open while all
+are measured and is emptied after each call: the figures are what a training loop pays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import peers
 import torch
@@ -24,76 +25,59 @@ from torch import Tensor, nn
 import hookline as hl
 
 ONE, TWELVE = "h.3.attn@weights", "h.*.attn@weights"
+OPERATION, OPERATIONS = "h.3.attn/softmax", "h.*.attn/softmax"
 ALL = ("h.*@*", "h.*.attn@*", "h.*.mlp@*")
 
 
 def measure_inside(rounds: int, with_peers: bool) -> Table:
     """Capture and edit inside the 12 blocks in a forward pass with grad."""
-    model, tokens = make_gpt()
-    check(model, tokens)
-
-    def kept(*where: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        @contextlib.contextmanager
-        def around() -> Iterator[None]:
-            with hl.capture(model, *where) as got:
-                opened.append(got)
-                yield
-                model(tokens)  # the block ends with something captured
-            opened.clear()
-
-        return around
-
-    opened: list[hl.Captured] = []
-
-    def run() -> None:
-        model(tokens)
-        if opened:
-            opened[0].clear()
-
-    def edited(where: str, action: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-        return lambda: hl.edit(model, {where: action})
-
-    def forward() -> Tensor:
-        return model(tokens)  # type: ignore[no-any-return]
-
-    hook = [module for module in model.modules() if not isinstance(module, nn.ModuleList)]
-
-    @contextlib.contextmanager
-    def hooks_everywhere() -> Iterator[None]:
-        handles = [one.register_forward_hook(lambda *given: None) for one in hook]
-        yield
-        for handle in handles:
-            handle.remove()
-
+    base, tokens = make_gpt()
+    check(base, tokens)
     plain = "plain"
-    variants = [
-        Variant(plain, forward),
-        Variant("no-op torch hook on every module", forward, hooks_everywhere),
-        Variant("1 variable captured", run, kept(ONE), against=plain, target=1.03),
-        Variant("1 variable edited", forward, edited(ONE, hl.scale(1.0)), against=plain),
-        Variant("12 layers' variable captured", run, kept(TWELVE), against=plain, target=1.06),
-        Variant("all variables captured", run, kept(*ALL), against=plain, target=1.20),
-        Variant("1 operation captured", run, kept("h.3.attn/softmax"), against=plain, target=1.10),
-        Variant(
-            "1 operation edited",
-            forward,
-            edited("h.3.attn/softmax", hl.scale(1.0)),
-            against=plain,
-        ),
-        Variant(
-            "12 layers' operation captured",
-            run,
-            kept("h.*.attn/softmax"),
-            against=plain,
-            target=1.45,
-        ),
-    ]
-    title = "inside: variables and operations of a forward pass with grad"
-    table = tabulate(title, measure(variants, rounds=rounds))
+    with contextlib.ExitStack() as stack:
+
+        def run(model: nn.Module) -> Callable[[], Tensor]:
+            return lambda: model(tokens)  # type: ignore[no-any-return]
+
+        def captured(*where: str) -> Callable[[], None]:
+            model = copy.deepcopy(base)
+            got = stack.enter_context(hl.capture(model, *where))
+            stack.callback(model, tokens)  # the capture ends with something in it
+
+            def call() -> None:
+                model(tokens)
+                got.clear()
+
+            return call
+
+        def edited(where: str) -> Callable[[], Tensor]:
+            model = copy.deepcopy(base)
+            stack.enter_context(hl.edit(model, {where: hl.scale(1.0)}))
+            return run(model)
+
+        hooked = copy.deepcopy(base)
+        for module in hooked.modules():
+            module.register_forward_hook(lambda *given: None)
+        variants = [
+            Variant(plain, run(copy.deepcopy(base))),
+            Variant("another copy, untouched (noise)", run(copy.deepcopy(base))),
+            Variant("no-op torch hook on every module", run(hooked)),
+            Variant("1 variable captured", captured(ONE), against=plain, target=1.03),
+            Variant("1 variable edited", edited(ONE), against=plain),
+            Variant("12 layers' variable captured", captured(TWELVE), against=plain, target=1.06),
+            Variant("all variables captured", captured(*ALL), against=plain, target=1.20),
+            Variant("1 operation captured", captured(OPERATION), against=plain, target=1.10),
+            Variant("1 operation edited", edited(OPERATION), against=plain),
+            Variant(
+                "12 layers' operation captured", captured(OPERATIONS), against=plain, target=1.45
+            ),
+        ]
+        title = "inside: variables and operations of a forward pass with grad"
+        table = tabulate(title, measure(variants, rounds=rounds))
     skipped = ["Peers are measured with --peers."]
     if with_peers:  # apart, and seldom: some take a second for a call, and leave torch slower
-        more, skipped = peers.inside_variants(model, tokens)
-        measured = measure([Variant(plain, forward), *more], rounds=6, calls=2)
+        more, skipped = peers.inside_variants(base, tokens)
+        measured = measure([Variant(plain, run(base)), *more], rounds=6, calls=2)
         table.rows += tabulate(title, measured).rows[1:]
     table.notes += [*skipped, set_up_note()]
     return table

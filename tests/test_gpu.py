@@ -129,3 +129,110 @@ def test_capture_of_outputs_adds_no_synchronisation() -> None:
             net(x).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.transpose(-2, -1) * 0.25
+        weights = scores.softmax(-1)
+        for _ in range(2):
+            v = v * 1.5
+        return self.out(weights @ v)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Attention(), Attention()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def _inside_step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    out = model(x)
+    out.square().sum().backward()
+    return [out, *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("where", [["**@**"], ["**/*"], ["layers.*@weights", "layers.*/matmul[1]"]])
+@pytest.mark.parametrize("grads", [False, True])
+def test_looking_inside_forward_is_bit_identical(where: list[str], grads: bool) -> None:
+    model, x = Model().cuda(), torch.randn(4, 8, 16, device="cuda")
+    plain = _inside_step(model, x)
+    with hl.capture(model, *where, grads=grads) as got:
+        seen = _inside_step(model, x)
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+    assert all(tensor.is_cuda for tensor in got.tensors().values())
+    assert "forward" not in vars(model.layers[0])
+
+
+def test_edit_inside_forward_equals_one_by_hand() -> None:
+    class Edited(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = q @ k.transpose(-2, -1) * 0.25
+            weights = scores.softmax(-1) * 0.5
+            for _ in range(2):
+                v = v * 1.5
+            return self.out(weights @ v)
+
+    model, x = Model().cuda(), torch.randn(4, 8, 16, device="cuda")
+    by_hand = Model().cuda()
+    by_hand.load_state_dict(model.state_dict())
+    by_hand.layers[1].__class__ = Edited
+    expected = _inside_step(by_hand, x)
+    for where in ("layers.1@weights", "layers.1/softmax"):
+        with hl.edit(model, {where: hl.scale(0.5)}):
+            edited = _inside_step(model, x)
+        assert all(torch.equal(a, b) for a, b in zip(edited, expected, strict=True))
+
+
+def test_looking_inside_forward_adds_no_synchronisation() -> None:
+    model, x = Model().cuda(), torch.randn(4, 8, 16, device="cuda")
+    with hl.capture(model, "**@**", "**/*", grads=True) as got:
+        _inside_step(model, x)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _inside_step(model, x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(got.calls) == 2
+
+
+def test_variables_while_a_cuda_graph_is_recorded_are_refused() -> None:
+    model, x = Model().cuda(), torch.randn(4, 8, 16, device="cuda")
+    with torch.no_grad():
+        model(x)
+        with (
+            pytest.raises((hl.UnsupportedModel, RuntimeError)),
+            hl.capture(model, "layers.0@weights"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            model(x)
+    torch.cuda.synchronize()
+
+
+def test_gradients_inside_forward_come_on_the_autograd_thread() -> None:
+    model, x = Model().cuda(), torch.randn(4, 8, 16, device="cuda")
+    seen = []
+
+    def look(grad: torch.Tensor, at: hl.At) -> None:
+        seen.append((at.address, at.visit, threading.current_thread().name))
+
+    with hl.hook(model, "layers.*@weights:grad", look):
+        model(x).sum().backward()
+    assert [(address, visit) for address, visit, _ in seen] == [
+        ("layers.1@weights[0]:grad", 0),
+        ("layers.0@weights[0]:grad", 0),
+    ]
+    assert {thread for *_, thread in seen} != {threading.main_thread().name}

@@ -269,7 +269,8 @@ def test_wrapped_models_are_reached_by_their_own_names() -> None:
     parallel = nn.DataParallel(model)
     with hl.capture(parallel, "block@h", "block/sin") as got:
         parallel(x)
-    assert torch.equal(got["block@h"], model.block.lin(x))
+    device = next(model.parameters()).device  # it takes a GPU if there is one
+    assert torch.equal(got["block@h"], model.block.lin(x.to(device)))
     assert is_clean(parallel)
 
 

@@ -27,6 +27,7 @@ NO_GRADIENT = {
         "the backward did not reach it: the loss does not depend on it, or it was detached",
         "include it in the loss, or drop it from the sites",
     ),
+    "no tensor": ("it held no tensor", "name another variable or operation"),
     "an argument": (
         "it is an argument of forward, or another name of one, and a pattern named it: a tap on "
         "it may regroup sums",

@@ -20,6 +20,8 @@ from hookline.hooks.reasons import fast_path_note, is_container, swap_notes, why
 from hookline.hooks.refusals import generator_kind
 
 _MOST_LINES = 8
+_USUAL = ("no-grad tensor", "no tensor", "an argument")
+"""Why many sites that a pattern names have no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ def _gradient_problem(
     else:
         key = "not reached" if session.saw_backward else "no backward"
     what, fix = NO_GRADIENT[key]
-    is_expected = key in ("no-grad tensor", "an argument") and not listener.is_exact
+    is_expected = key in _USUAL and not listener.is_exact
     return Outcome(address, "no gradient", what, fix, is_expected)
 
 

@@ -199,6 +199,10 @@ def _wire(spot: Asked, frame: Frame, index: int, value: Any) -> Any:
     asked = [pair for pair in asked if _may_tap(pair, frame, port, value)]
     if not asked:
         return value
+    if not isinstance(value, Tensor) and not any(True for _ in _trees.leaves(value)):
+        for listener, visit in asked:
+            listener.no_gradient(visit, port, None, "no tensor")
+        return value
     if frame.views is None:
         frame.views = []
     if len(asked) == 1 and isinstance(value, Tensor) and not asked[0][0].leaf:

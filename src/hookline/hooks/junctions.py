@@ -128,9 +128,8 @@ class Junction:
             return False
         reading = read(forward_of(self.module))
         own = {one.name for one in reading.points if "." not in one.name or one.kind == "attribute"}
-        return inside.variables <= own and not any(
-            callee.name.rpartition(".")[2] == "forward" for callee in reading.callees
-        )
+        calls_forward = any(name.rpartition(".")[2] == "forward" for name in reading.called)
+        return inside.variables <= own and not calls_forward
 
     def _unhook(self) -> None:
         if self._key != -1:

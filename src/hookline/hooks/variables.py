@@ -123,18 +123,20 @@ class QuickScope:
 
     def assign(self, point: int, value: Any) -> Any:
         """Receive a value as it is assigned, and pass it on."""
-        sink = self.sinks[point]
-        if sink is not None and type(value) is Tensor and not value.is_cuda:
-            # What `log_value` does for a tensor, without the call.
+        sink, kind = self.sinks[point], type(value)
+        if sink is not None and (kind is int or (kind is Tensor and not value.is_cuda)):
+            # What `log_value` does, without the call.
             listener, place, ports = sink
             log, counts = listener.log, self.counts
             count = counts[point]
             if log is not None and count < len(ports):
-                kept = value.detach()
-                try:
-                    version = kept._version
-                except RuntimeError:  # an inference tensor
-                    return self._assign_slowly(point, value)
+                kept, version = value, 0
+                if kind is Tensor:
+                    kept = value.detach()
+                    try:
+                        version = kept._version
+                    except RuntimeError:  # an inference tensor
+                        return self._assign_slowly(point, value)
                 counts[point] = count + 1
                 port = ports[count]
                 log.append((place, self.call_index, self.index, kept, version, None, port))
@@ -397,7 +399,7 @@ class Callees:
         for pattern in wanted - exact:
             matches = Inside("@", pattern).matches
             names.update(name for name in reading.names if matches(name))
-        calls = {callee.name for callee in reading.callees}
+        calls = set(reading.called)
         unknown = [
             name
             for name in exact

@@ -37,7 +37,9 @@ class Analysis(NamedTuple):
     """What the source alone tells, the same for every function of one code object."""
 
     points: tuple[Point, ...]
+    names: dict[str, list[Point]]
     calls: tuple[Call, ...]
+    called: tuple[str, ...]
 
 
 def read(function: Callable[..., Any]) -> Reading:
@@ -48,9 +50,9 @@ def read(function: Callable[..., Any]) -> Reading:
     source = find(inner)
     assert isinstance(inner, FunctionType)
     analysis = analyse(source)
-    return Reading(
-        points=analysis.points,
-        callees=tuple(
+
+    def find_callees() -> tuple[Callee, ...]:
+        return tuple(
             Callee(
                 call.name,
                 call.line,
@@ -58,7 +60,13 @@ def read(function: Callable[..., Any]) -> Reading:
                 resolve(call.function, inner, source.local_names),
             )
             for call in analysis.calls
-        ),
+        )
+
+    return Reading(
+        points=analysis.points,
+        names=analysis.names,
+        called=analysis.called,
+        find_callees=find_callees,
         file=source.file,
         first_line=source.first_line,
         last_line=source.last_line,
@@ -72,7 +80,11 @@ def analyse(source: Source) -> Analysis:
     if source.analysis is None:
         reader = Reader(source.nested_functions)
         reader.read(source.node, skips_first=source.is_method)
-        source.analysis = Analysis(tuple(reader.points), tuple(reader.calls))
+        names: dict[str, list[Point]] = {}
+        for point in reader.points:
+            names.setdefault(point.name, []).append(point)
+        called = tuple(call.name for call in reader.calls)
+        source.analysis = Analysis(tuple(reader.points), names, tuple(reader.calls), called)
     known: Analysis = source.analysis
     return known
 

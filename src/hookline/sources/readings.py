@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,14 +43,18 @@ class Callee(NamedTuple):
     """The function, where globals, closure, modules and classes tell; else None."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `callees` are found when they are asked for
 class Reading:
     """The assignments and calls of one function."""
 
     points: tuple[Point, ...]
     """Every reachable assignment in source order, arguments first, without a method's `self`."""
-    callees: tuple[Callee, ...]
-    """Every call by name or attribute in source order, except of its own nested functions."""
+    names: dict[str, list[Point]]
+    """The same points by name."""
+    called: tuple[str, ...]
+    """The names of what is called, as `Callee.name` has them."""
+    find_callees: Callable[[], tuple[Callee, ...]]
+    """What resolves the calls."""
     file: str
     """The file, as the running code names it."""
     first_line: int
@@ -61,10 +66,7 @@ class Reading:
     node: Definition
     """The definition, with line numbers as in the file; not to be changed."""
 
-    @property
-    def names(self) -> dict[str, list[Point]]:
-        """Group the points by name, in source order."""
-        grouped: dict[str, list[Point]] = {}
-        for point in self.points:
-            grouped.setdefault(point.name, []).append(point)
-        return grouped
+    @functools.cached_property
+    def callees(self) -> tuple[Callee, ...]:
+        """Every call by name or attribute in source order, except of its own nested functions."""
+        return self.find_callees()

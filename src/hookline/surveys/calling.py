@@ -44,7 +44,7 @@ def find_function(
             owner = module if callee.function is None else None
             rest = name[len(callee.name) + 1 :]
             return find_function(owner, read(function), rest, f"{path}@{callee.name}")
-    names = list(dict.fromkeys(callee.name for callee in reading.callees))
+    names = list(dict.fromkeys(reading.called))
     if name in reading.names:
         reason = f"`{name}` is a variable of this forward; its source is shown with all of it"
     else:
