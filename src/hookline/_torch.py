@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 graph_task_id = torch._C._current_graph_task_id
@@ -124,3 +125,8 @@ def is_compile_forced_eager() -> bool:
 def is_capturing_cuda_graph(tensor: Tensor) -> bool:
     """Tell whether the tensor's stream is recording a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def is_function_mode_on(mode: TorchFunctionMode) -> bool:
+    """Tell whether a function mode sees what is called now in this thread."""
+    return any(one is mode for one in _get_current_function_mode_stack())

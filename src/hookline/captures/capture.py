@@ -259,7 +259,7 @@ class Capture:
             key = (id(site.module), site.port, site.leaf)
             listener = listeners.get(key)
             if listener is None:
-                station = session.station(site.names, site.module, is_inside=site.is_inside)
+                station = session.station(site.names, site.module, is_inside=site.port[0] == "@")
                 listener = CaptureListener(session, station, site, stage=self._stage)
                 listeners[key] = listener
                 session.listen(listener)

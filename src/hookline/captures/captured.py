@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Captured(Reader):
         """Arguments by path, call and visit, kept for somebody who asks what went in."""
         self.index = Index(is_last)
         self._calls: list[CapturedCall] = []
+        self._growing = threading.Lock()
 
     @property
     def calls(self) -> list[CapturedCall]:
@@ -102,8 +104,9 @@ class Captured(Reader):
             if call.number == number:
                 return call
         call = CapturedCall(number, self.index)
-        self._calls.append(call)
-        self._calls.sort(key=lambda one: one.number)
+        # A new list: another thread may be looking at the old one.
+        with self._growing:
+            self._calls = sorted([*self._calls, call], key=lambda one: one.number)
         return call
 
     def clear(self) -> None:

@@ -14,13 +14,14 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
+from torch.compiler import is_compiling
 
 from hookline._errors import UnsupportedModel
 from hookline.addresses.variables import forward_place
 from hookline.hooks import operations
-from hookline.hooks.refusals import generator_kind
+from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.variables import ForwardTaps
-from hookline.sources import NoSource, rewrite
+from hookline.sources import NoSource, rewrite, unwrap
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -39,17 +40,48 @@ class Skipping(Protocol):
         """Give what answers this execution; None to let the module run."""
 
 
+class _Answer:
+    """Answer in the place of a method of the instance; a deep copy of it does nothing special."""
+
+    def __init__(self, stand_in: StandIn, method: Callable[[StandIn], Any]) -> None:
+        self.stand_in = stand_in
+        self.method = method
+
+    def __call__(self) -> Any:
+        return self.method(self.stand_in)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # Met by a class that copies its `__dict__` itself; others ask `__getstate__` first.
+        name = _GETSTATE if self.method is StandIn._state else _REPLICATE
+        copied = memo.get(id(self.stand_in._module))
+        return functools.partial(getattr(type(self.stand_in._module), name), copied)
+
+
+def _clean_copy(module: nn.Module) -> None:
+    """Take away what a copy of another module took along and never got rid of."""
+    attributes = module.__dict__
+    if hasattr(attributes.get("forward"), "hookline_original"):
+        for name in ("forward", _GETSTATE, _REPLICATE):
+            attributes.pop(name, None)
+
+
+def _stand_in_of(attribute: Any) -> StandIn | None:
+    return attribute.stand_in if isinstance(attribute, _Answer) else None
+
+
 class StandIn:
     """Own the forward of one module while something needs it to be another one."""
 
     def __init__(self, junction: Junction, module: nn.Module) -> None:
+        _clean_copy(module)
         self._junction = junction
         self._module = module
         self._place = "forward"
         self._own: Any = _ABSENT
         """What the module had of its own there; absent where its class has the forward."""
         self._installed: Any = None
-        self._made: dict[tuple[frozenset[str], bool, bool, bool], Any] = {}
+        self._made: dict[tuple[frozenset[str], bool, bool, bool], tuple[Any, Any]] = {}
+        """What stands in for each thing that was asked, and the code of the forward in it."""
         self.skips: list[Skipping] = []
 
     def update(self) -> None:
@@ -67,14 +99,15 @@ class StandIn:
             if own is not self._own:
                 self._own = own
                 self._made.clear()
-        new = self._made.get(kind)
-        if new is None:
-            new = self._made[kind] = self._make(*kind)
+        made = self._made.get(kind)
+        if made is None:
+            made = self._made[kind] = self._make(*kind)
+        new, self._junction.own_code = made
         if self._is_ours():
             attributes[self._place] = self._installed = new
-            attributes.setdefault(_GETSTATE, self._state)
+            attributes.setdefault(_GETSTATE, _Answer(self, StandIn._state))
             if self._junction.is_hookless:
-                attributes.setdefault(_REPLICATE, self._replicate)
+                attributes.setdefault(_REPLICATE, _Answer(self, StandIn._replicate))
 
     def restore(self) -> None:
         """Give the module its own forward back, unless somebody put another one on top."""
@@ -86,16 +119,22 @@ class StandIn:
                 del attributes[self._place]
             else:
                 attributes[self._place] = self._own
-        for name, own in ((_GETSTATE, self._state), (_REPLICATE, self._replicate)):
-            if attributes.get(name) == own:
+        for name in (_GETSTATE, _REPLICATE):
+            if _stand_in_of(attributes.get(name)) is self:
                 del attributes[name]
         self._installed = None
+
+    def dispose(self) -> None:
+        """Let go of what was made, which holds the module in a circle."""
+        self._made.clear()
+        self.skips.clear()
+        self._junction.own_code = None
 
     @staticmethod
     def find(module: nn.Module) -> StandIn | None:
         """Give the stand-in that is on a module."""
-        found = getattr(module.__dict__.get(_GETSTATE), "__self__", None)
-        return found if isinstance(found, StandIn) else None
+        found = _stand_in_of(module.__dict__.get(_GETSTATE))
+        return found if found is not None and found._module is module else None
 
     @property
     def junction(self) -> Junction:
@@ -142,7 +181,7 @@ class StandIn:
 
     def _make(
         self, variables: frozenset[str], has_operations: bool, has_skips: bool, has_end: bool
-    ) -> Any:
+    ) -> tuple[Any, Any]:
         module = self._module
         original = type(module).forward if self._own is _ABSENT else self._own
         # A function of the class is bound when it is called: to the module, or to its replica.
@@ -169,6 +208,7 @@ class StandIn:
                     f"{error}. Operations need no source: name them as `path/operation`."
                 ) from error
             taps.name(table)
+        code = getattr(unwrap(inner)[-1], "__code__", None)
         outer: Any = inner
         if not takes_self or has_operations or has_skips:
             outer = functools.wraps(getattr(original, "__func__", original))(
@@ -179,12 +219,14 @@ class StandIn:
                 outer.__signature__ = signature
         # For those who read the module's forward.
         outer.hookline_original = original
-        return MethodType(outer, module)
+        return MethodType(outer, module), code
 
     def _stand_in(self, inner: Any, takes_self: bool, has_operations: bool) -> Callable[..., Any]:
         junction, module, skips = self._junction, self._module, self.skips
 
         def forward(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                refuse_tracing()
             if this is not module:
                 return self._leave_copy(this)(*args, **kwargs)
             frame = junction.current()
@@ -198,7 +240,7 @@ class StandIn:
                 return bound(*args, **kwargs)
             if frame is not None:
                 return operations.see(junction, frame, bound, *args, **kwargs)
-            with junction.directly() as begun:
+            with junction.directly(args, kwargs) as begun:
                 return operations.see(junction, begun, bound, *args, **kwargs)
 
         return forward

@@ -301,7 +301,7 @@ def attach_function(
             continue
         if options["stage"] == 1 and site.is_inside and not site.is_grad:
             site = count_from_start(site)
-        station = session.station(site.names, site.module, is_inside=site.is_inside)
+        station = session.station(site.names, site.module, is_inside=site.port[0] == "@")
         session.listen(
             FunctionListener(session, station, site, function, **options), prepend=prepend
         )

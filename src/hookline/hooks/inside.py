@@ -21,6 +21,12 @@ from hookline.hooks.frames import Frame, may_be_wired
 from hookline.hooks.visits import Listener, Visit
 
 
+def write_port(spot: str, index: int) -> str:
+    """Write the port of the value with this number: `@scores[2]`, `/softmax[0]:input`."""
+    name, colon, rest = spot.partition(":")
+    return f"{name}[{index}]{colon}{rest}"
+
+
 class Asked:
     """Who listens at one spot, in order."""
 
@@ -35,16 +41,15 @@ class Asked:
         """The one who wants every value here and no gradient, if nobody else asks."""
         if len(values) == 1 and not gradients and values[0].inside is not None:
             self.only = values[0] if values[0].inside.number is None else None
-        self.ports: list[str] = []
-        """The ports of the values met so far."""
+        self.ports: dict[int, str] = {}
+        """The ports of the values met so far, by number."""
 
     def port(self, index: int) -> str:
         """Give the port of the value with this number."""
-        ports = self.ports
-        while index >= len(ports):
-            name, colon, rest = self.spot.partition(":")
-            ports.append(f"{name}[{len(ports)}]{colon}{rest}")
-        return ports[index]
+        port = self.ports.get(index)
+        if port is None:
+            port = self.ports[index] = write_port(self.spot, index)
+        return port
 
     def pick(self, values: list[Listener]) -> Asked:
         """Give the same spot with some who listen, and no gradients."""
@@ -121,21 +126,23 @@ def flow(asked: Asked, frame: Frame, index: int, value: Any) -> Any:
     only = asked.only
     if only is not None:
         visit = visits.get(only.session)
-        if visit is None:
+        if visit is None or not _is_listening(only):
             return value
         return only.on_value(visit, frame.module, asked.port(index), value)
     for listener in asked.values:
         visit = visits.get(listener.session)
-        if visit is not None and _is_wanted(listener, frame, asked.spot, index, value):
+        if visit is None or not _is_listening(listener):
+            continue
+        if _is_wanted(listener, frame, asked.spot, index, value):
             value = listener.on_value(visit, frame.module, asked.port(index), value)
     if asked.gradients:
         value = _wire(asked, frame, index, value)
     return value
 
 
-def _write(spot: str, index: int) -> str:
-    name, colon, rest = spot.partition(":")
-    return f"{name}[{index}]{colon}{rest}"
+def _is_listening(listener: Listener) -> bool:
+    """Tell whether a listener is to be told: not when its session was closed in mid-forward."""
+    return listener.session.is_open or listener.session.is_lingering
 
 
 def _is_wanted(listener: Listener, frame: Frame, spot: str, index: int, value: Any) -> bool:
@@ -162,7 +169,7 @@ def settle(plan: InsidePlan, frame: Frame) -> None:
         visit = frame.visits.get(listener.session)
         if visit is not None and latest.maxlen == len(latest):
             index, value = latest[0]
-            listener.on_value(visit, frame.module, _write(spot, index), value)
+            listener.on_value(visit, frame.module, write_port(spot, index), value)
     for view in frame.views or ():
         view.tell_change()
     for listener in plan.listeners:

@@ -10,11 +10,12 @@ last session leaves, both hooks go.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ from hookline.hooks.plans import NOTHING, Plan
 from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.variables import Callees
 from hookline.hooks.visits import Listener, Station, Visit
-from hookline.sources import read
+from hookline.sources import hands_itself_on, read
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
@@ -60,6 +61,7 @@ class Junction:
         "lazy",
         "looks",
         "module",
+        "own_code",
         "plan",
         "quick",
         "ran",
@@ -79,6 +81,8 @@ class Junction:
         """The one session that keeps values of variables here, if nothing else has to be known."""
         self.frames: dict[int, list[Frame]] = {}
         self._callees: Callees | None = None
+        self.own_code: CodeType | None = None
+        """The code of the forward that runs, rewritten or not."""
         self.lazy: dict[FrameType, Frame] | None = None
         """Where forward is a generator: what was begun, by the Python frame that will run it."""
         self.ran: set[str] = set()
@@ -128,8 +132,9 @@ class Junction:
             return False
         reading = read(forward_of(self.module))
         own = {one.name for one in reading.points if "." not in one.name or one.kind == "attribute"}
-        calls_forward = any(name.rpartition(".")[2] == "forward" for name in reading.called)
-        return inside.variables <= own and not calls_forward
+        methods = [getattr(type(self.module), name, None) for name in reading.called]
+        may_recur = any(map(inspect.isroutine, methods)) or hands_itself_on(reading)
+        return inside.variables <= own and not may_recur
 
     def _unhook(self) -> None:
         if self._key != -1:
@@ -182,6 +187,8 @@ class Junction:
     def dispose(self) -> None:
         """Let go of everything; without cycles, so that a model is freed at once."""
         self._stations, self._listeners, self.plan = [], [], NOTHING
+        if self._stand_in is not None:
+            self._stand_in.dispose()
         self._stand_in = self._callees = self.lazy = self.quick = None
 
     @property
@@ -309,14 +316,17 @@ class Junction:
         if inside.needs_end and sys.exc_info()[1] is frame.error_before:  # it did not raise
             settle(inside, frame)
 
-    def begin_directly(self) -> Frame:
+    def begin_directly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         """Begin an execution of which the hooks do not know: forward was called by itself."""
-        return self._begin(self.module, get_ident(), graph_task_id())
+        frame = self._begin(self.module, get_ident(), graph_task_id())
+        if self.plan.inside.has_gradients:
+            frame.received = versions(args, kwargs)
+        return frame
 
     @contextmanager
-    def directly(self) -> Iterator[Frame]:
+    def directly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Frame]:
         """Have such an execution under way."""
-        frame = self.begin_directly()
+        frame = self.begin_directly(args, kwargs)
         stack = self.frames.setdefault(get_ident(), [])
         stack.append(frame)
         try:

@@ -52,7 +52,11 @@ def forget_hook(module: nn.Module, *_: Any) -> None:
 class PreHook(ModuleHook):
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs is None:  # another thread is putting it there, or taking it away
+            return None
         if is_compiling():
             refuse_tracing()
         junction = self.junction
@@ -78,9 +82,10 @@ class PreHook(ModuleHook):
 class PostHook(ModuleHook):
     __slots__ = ()
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
+        if len(given) == 1:  # another thread is putting it there, or taking it away
+            return None
+        kwargs, output = given
         # Torch calls it from another function when the forward raised; the output is None then.
         has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
         junction = self.junction

@@ -16,10 +16,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from hookline import _trees
+from hookline._torch import is_function_mode_on
 from hookline.addresses.inside import canonical_operation
 from hookline.hooks import gradients
 from hookline.hooks.aliases import InputTaps
@@ -121,10 +123,18 @@ class _OperationMode(TorchFunctionMode):
             code = frame.f_code
             if code is _SEE_CODE:
                 return True
-            if id(code) in _FOREIGN_CODES:
+            if id(code) in _FOREIGN_CODES or self._is_of_another(frame):
                 return False
             frame = frame.f_back
         return False
+
+    def _is_of_another(self, frame: FrameType) -> bool:
+        """Tell whether a frame is the forward of another module, called by itself."""
+        code, running = frame.f_code, self.running[-1]
+        if code.co_name != "forward" or code is running.junction.own_code or not code.co_argcount:
+            return False
+        this = frame.f_locals.get(code.co_varnames[0])
+        return isinstance(this, nn.Module) and this is not running.frame.module
 
     def _is_noted(self, junction: Junction, name: str) -> bool:
         """Remember which operations run here, for the message about one that does not.
@@ -151,7 +161,9 @@ def see(
         mode = _local.mode = _OperationMode()
     mode.running.append(_Running(junction, frame))
     try:
-        if len(mode.running) > 1:  # a module inside another one that has sites
+        # On already where a module inside another one has sites; but not if the outer one calls
+        # `backward`, a function of torch as others are: the mode is off while one runs.
+        if len(mode.running) > 1 and is_function_mode_on(mode):
             return forward(*args, **kwargs)
         with mode:
             return forward(*args, **kwargs)

@@ -61,7 +61,7 @@ def leave_out_lazy(sites: list[Site], left_out: list[Site] | None = None) -> lis
     left = []
     for one in sites:
         has_output = generator_kind(one.module) is None
-        if one.is_exact or has_output or one.is_inside or (one.parameter and one.is_grad):
+        if one.is_exact or has_output or one.port[0] == "@" or (one.parameter and one.is_grad):
             left.append(one)
         elif left_out is not None:
             left_out.append(one)

@@ -71,6 +71,7 @@ class Session:
         """Whether listeners are called when checkpointing runs the forward again."""
         self.other_thread_calls = 0
         self.calls = 0
+        self._call_numbers = itertools.count()
         self._this_thread = this_thread
         self._thread: int | None = None
         self._listeners: dict[Station, list[Listener]] = {}
@@ -167,6 +168,7 @@ class Session:
         self._thread = get_ident() if self._this_thread else None
         self.epoch = object()
         self.calls = 0
+        self._call_numbers = itertools.count()
         try:
             for station in self._stations.values():
                 self._attach(station)
@@ -320,10 +322,11 @@ class Session:
             for junction, _ in self._junctions:  # what an interrupted call left behind
                 if junction.frames.get(thread):
                     junction.forget_frames(self, thread)
-        call = Call(self.calls, thread, is_implicit, self.epoch)
+        number = next(self._call_numbers)  # not `self.calls`: other threads begin calls too
+        call = Call(number, thread, is_implicit, self.epoch)
         if self.follows_recompute and not call.grad_at_start:
             call.in_region = bool(checkpoints.recorded_regions())
-        self.calls += 1
+        self.calls = max(self.calls, number + 1)
         self.active[thread] = self._latest = call
         for parameter in self._parameters:
             parameter.on_call(call)

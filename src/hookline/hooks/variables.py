@@ -100,7 +100,7 @@ def log_value(listener: Listener, call: int, visit: int, port: str, value: Any) 
     return True
 
 
-Sink = tuple[Listener, Any, list[str]]
+Sink = tuple[Listener, Any, dict[int, str]]
 """The only one who keeps a variable, what stands for the module in its log, and the ports."""
 
 
@@ -129,7 +129,8 @@ class QuickScope:
             listener, place, ports = sink
             log, counts = listener.log, self.counts
             count = counts[point]
-            if log is not None and count < len(ports):
+            port = ports.get(count)
+            if log is not None and port is not None:
                 kept, version = value, 0
                 if kind is Tensor:
                     kept = value.detach()
@@ -138,7 +139,6 @@ class QuickScope:
                     except RuntimeError:  # an inference tensor
                         return self._assign_slowly(point, value)
                 counts[point] = count + 1
-                port = ports[count]
                 log.append((place, self.call_index, self.index, kept, version, None, port))
                 listener.fired += 1
                 return value
@@ -290,9 +290,8 @@ class ForwardTaps(_Taps):
         self.module = module
         self.takes_self = takes_self
         """Whether it is bound to the module; not where the module had a forward of its own."""
-        self.plan: Plan | None = None
-        self.sinks: list[Sink | None] = []
-        """Who keeps each variable, where it is one: as the plan said when it was looked at."""
+        self.sinks: tuple[Plan | None, list[Sink | None]] = (None, [])
+        """A plan, and who keeps each variable by it, where it is one; other threads read it too."""
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
@@ -307,13 +306,15 @@ class ForwardTaps(_Taps):
                 index = visits.get(station, 0)
                 visits[station] = index + 1
                 station.runs += 1
-                if junction.plan is not self.plan:
-                    self._find_sinks()
-                return this, QuickScope(self, self.sinks, call, index).assign
+                plan, sinks = self.sinks
+                if junction.plan is not plan:
+                    sinks = self._find_sinks(junction.plan)
+                return this, QuickScope(self, sinks, call, index).assign
         if not self.takes_self:
             return this, self.enter()
         if this is not self.module and "_is_replica" not in this.__dict__:
-            this.__dict__.pop("forward", None)  # a copy of the module took this along
+            for name in ("forward", "__getstate__", "_replicate_for_data_parallel"):
+                this.__dict__.pop(name, None)  # a copy of the module took these along
             return this, _IDLE.assign
         begin = junction.begin_alone if junction.is_hookless else self._find
         frame = begin(this, sys._getframe(1))
@@ -321,15 +322,16 @@ class ForwardTaps(_Taps):
             return frame.module, _IDLE.assign
         return frame.module, Scope(junction, frame, self.names, self.prefixes).assign
 
-    def _find_sinks(self) -> None:
-        self.plan = self.junction.plan
-        self.sinks = []
+    def _find_sinks(self, plan: Plan) -> list[Sink | None]:
+        sinks: list[Sink | None] = []
         for spot in self.names:
-            asked = self.plan.inside.at(spot) if isinstance(spot, str) else None
+            asked = plan.inside.at(spot) if isinstance(spot, str) else None
             if asked is None or asked.only is None:
-                self.sinks.append(None)
+                sinks.append(None)
             else:
-                self.sinks.append((asked.only, asked.only.place, asked.ports))
+                sinks.append((asked.only, asked.only.place, asked.ports))
+        self.sinks = (plan, sinks)
+        return sinks
 
     def enter(self) -> Callable[[int, Any], Any]:
         frame = self._find(self.module, sys._getframe(1))
@@ -339,8 +341,12 @@ class ForwardTaps(_Taps):
 
     def _find(self, _: nn.Module, running: types.FrameType) -> Frame:
         junction = self.junction
-        woken = junction.wake(running) if junction.lazy else None
-        return woken or junction.current() or junction.begin_directly()
+        frame = (junction.wake(running) if junction.lazy else None) or junction.current()
+        if frame is None:
+            # Called by itself: only its own frame knows what it was called with.
+            given = tuple(running.f_locals.values()) if junction.plan.inside.has_gradients else ()
+            frame = junction.begin_directly(given, {})
+        return frame
 
     def end(self, scope: Callable[[int, Any], Any]) -> None:
         inner = scope.__self__  # type: ignore[attr-defined]

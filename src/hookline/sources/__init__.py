@@ -3,7 +3,7 @@
 Knows nothing of torch, of models or of the rest of hookline, and runs nothing of what it reads.
 """
 
-from hookline.sources.changing import changes_in_place
+from hookline.sources.changing import changes_in_place, hands_itself_on
 from hookline.sources.reading import read
 from hookline.sources.readings import Callee, NoSource, Point, Reading
 from hookline.sources.rewriting import rewrite
@@ -17,6 +17,7 @@ __all__ = [
     "Reading",
     "Taps",
     "changes_in_place",
+    "hands_itself_on",
     "read",
     "rewrite",
     "unwrap",

@@ -1,16 +1,39 @@
-"""Whether a function changes something in place, as far as its source tells."""
+"""What a function may do to its values and to itself, as far as its source tells."""
 
 from __future__ import annotations
 
 import ast
 import functools
 
+from hookline.sources.bindings import first_argument
 from hookline.sources.readings import Definition, Reading
 
 
 def changes_in_place(reading: Reading) -> bool:
     """Tell whether a function may write to values it has: `y += 1`, `y[0] = z`, `y.mul_(2)`."""
     return _changes(reading.node)
+
+
+def hands_itself_on(reading: Reading) -> bool:
+    """Tell whether a method may be entered again: it passes `self` on, or names itself."""
+    return _hands_on(reading.node)
+
+
+@functools.lru_cache(maxsize=1024)
+def _hands_on(node: Definition) -> bool:
+    first = first_argument(node)
+    this = "self" if first is None else first.arg
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(attr=name) if name == node.name:
+                return True
+            case ast.Call(args=args, keywords=keywords):
+                given = [*args, *(keyword.value for keyword in keywords)]
+                if any(isinstance(one, ast.Name) and one.id == this for one in given):
+                    return True
+            case ast.Assign(value=ast.Name(id=name)) if name == this:
+                return True
+    return False
 
 
 @functools.lru_cache(maxsize=1024)
