@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +78,13 @@ class RecordingTaps:
             return callee
         prefix = f"{self.prefix}{name}."
         return RecordingTaps(callee, wanted, self.change, prefix=prefix, seen=self.seen)
+
+    def hand(self, scope: Any, name: str, callee: Any) -> Any:
+        return self.call(scope, name, callee)
+
+    @staticmethod
+    def augment(name: str, left: Any, right: Any) -> Any:
+        return getattr(operator, name)(left, right)
 
     def again(self, callee: Any) -> Any:
         return self.function

@@ -120,7 +120,8 @@ def test_scripted_function_has_no_source():
         read(torch.relu)
 
 
-def test_llama_attention_is_tapped_through_the_variable_it_is_called_by():
+@pytest.mark.parametrize("name", ["attention_interface", "eager_attention_forward"])
+def test_llama_attention_is_tapped_by_the_name_it_is_called_or_handed_over_by(name):
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     torch.manual_seed(0)
     config = llama.LlamaConfig(
@@ -136,11 +137,11 @@ def test_llama_attention_is_tapped_through_the_variable_it_is_called_by():
     attention = model.layers[0].self_attn
     tokens = torch.arange(4)[None]
     expected = model(tokens).last_hidden_state
-    taps = RecordingTaps(type(attention).forward, {"eager_attention_forward.attn_weights"})
+    taps = RecordingTaps(type(attention).forward, {f"{name}.attn_weights"})
     attention.forward = taps.function.__get__(attention)
 
     assert torch.equal(model(tokens).last_hidden_state, expected)
-    assert {name for name, _ in taps.seen} == {"attention_interface.attn_weights"}
+    assert {seen for seen, _ in taps.seen} == {f"{name}.attn_weights"}
     del attention.forward
 
 

@@ -120,12 +120,15 @@ def _match_callees(
     if not dot or depth > 3:
         return
     is_met = False
-    for callee in dict.fromkeys(reading.callees):
+    called = dict.fromkeys(reading.callees)
+    for callee in dict.fromkeys([*called, *reading.handed]):
         start = f"{callee.name}."
         if not name.startswith(start):
             continue
-        is_met = True
         function = called_function(callee, module)
+        if function is None and callee not in called:
+            continue  # an argument that is no function
+        is_met = True
         if function is None:
             yield name
             continue

@@ -7,6 +7,7 @@ one execution of an outermost module, and a module's address is the name of its 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -84,6 +85,7 @@ class _GlobalSession(Session):
         self.epoch = object()
         self.follows_recompute = True
         self.calls = 0
+        self._call_numbers = itertools.count()
         self.makers: list[tuple[_Matcher, Site]] = []
         self.make: _Maker
         self._latest = None

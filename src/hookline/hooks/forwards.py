@@ -247,6 +247,8 @@ class StandIn:
 
     def _leave_copy(self, copied: nn.Module) -> Callable[..., Any]:
         """Take the stand-in away from a copy of the module that took it along."""
+        for name in (_GETSTATE, _REPLICATE):
+            copied.__dict__.pop(name, None)
         if self._own is _ABSENT:
             copied.__dict__.pop(self._place, None)
         else:

@@ -6,6 +6,7 @@ execution: it knows the frame of the visit and counts assignments in it.
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 import weakref
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from hookline.hooks.plans import Plan
 
 _NUMBERS = (int, float, bool, type(None))
-_OWN_NAMES = ("__hl_taps__", "__hl_scope__")
+_OWN = "__hl_"
 
 Spots = tuple[str, ...]
 """The names of one variable: a function may be known by its own name and by the caller's."""
@@ -233,9 +234,11 @@ def _put(scope: Callable[[int, Any], Any], shape: Any, item: Any) -> Any:
 class _Taps:
     """What a rewritten function calls; one for each function."""
 
-    def __init__(self, junction: Junction, prefixes: Spots) -> None:
+    def __init__(self, junction: Junction, prefixes: Spots, frame: Frame | None = None) -> None:
         self.junction = junction
         self.prefixes = prefixes
+        self.frame = frame
+        """The execution it belongs to, where it was handed over; else the one under way."""
         self.names: list[str | Spots] = []
 
     iterate = staticmethod(iterate)
@@ -247,12 +250,31 @@ class _Taps:
 
     def enter(self) -> Callable[[int, Any], Any]:
         """Begin a function that is no method."""
-        frame = self.junction.current()
+        frame = self.frame or self.junction.current()
         if frame is None:
             return _IDLE.assign
         return Scope(self.junction, frame, self.names, self.prefixes).assign
 
-    def call(self, scope: Callable[[int, Any], Any], name: str, callee: Any) -> Any:
+    @staticmethod
+    def augment(name: str, left: Any, right: Any) -> Any:
+        """Do what an augmented assignment does."""
+        return getattr(operator, name)(left, right)
+
+    def hand(self, scope: Callable[[int, Any], Any], name: str, callee: Any) -> Any:
+        """Give the function to hand over in place of another one of which something is asked.
+
+        It belongs to this execution, which may be over when it runs: in a recompute, say.
+        """
+        return self.call(scope, name, callee, is_handed=True)
+
+    def call(
+        self,
+        scope: Callable[[int, Any], Any],
+        name: str,
+        callee: Any,
+        *,
+        is_handed: bool = False,
+    ) -> Any:
         """Give the function to call in place of another one of which something is asked."""
         inner = getattr(scope, "__self__", None)
         if not isinstance(inner, Scope):
@@ -262,7 +284,8 @@ class _Taps:
         inside = f"{prefix}." if prefix else ""
         candidates = dict.fromkeys([name, f"{inside}{own}"] if own else [name])
         prefixes = tuple([f"{start}{one}." for start in inner.prefixes for one in candidates])
-        return self.junction.callees.replace(callee, prefixes)
+        frame = inner.frame if is_handed else None
+        return self.junction.callees.replace(callee, prefixes, frame)
 
     def again(self, callee: Any) -> Any:
         """Give the function to call where one calls itself."""
@@ -274,8 +297,8 @@ class _Taps:
     def clean(self, found: Any) -> Any:
         """Take the names of the taps out of what `locals()` or `dir()` gave."""
         if isinstance(found, dict):
-            return {name: value for name, value in found.items() if name not in _OWN_NAMES}
-        return [name for name in found if name not in _OWN_NAMES]
+            return {name: value for name, value in found.items() if not name.startswith(_OWN)}
+        return [name for name in found if not name.startswith(_OWN)]
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         """Begin a method."""
@@ -362,21 +385,30 @@ class Callees:
         self._known: dict[tuple[int, Spots, frozenset[str]], tuple[Any, Any]] = {}
         """Each function, which stays alive for its id to stay its own, and its copy."""
 
-    def replace(self, callee: Any, prefixes: Spots) -> Any:
-        """Give a copy of a function that hands over what is asked of it; itself if nothing is."""
+    def replace(self, callee: Any, prefixes: Spots, frame: Frame | None = None) -> Any:
+        """Give a copy of a function that hands over what is asked of it; itself if nothing is.
+
+        With a frame it is a copy for that execution alone.
+        """
         this = None
         function = callee
         if isinstance(callee, types.MethodType):
             this, function = callee.__self__, callee.__func__
         if isinstance(callee, (nn.Module, type)) or not callable(callee):
             return callee
+        copied = getattr(function, "hookline_copied", None)
+        if copied is not None:  # handed over before it is called, and known by both names
+            function, earlier = copied
+            prefixes = tuple(dict.fromkeys([*earlier, *prefixes]))
         wanted = self._wanted(prefixes)
         if not wanted:
             return callee
         key = (id(function), prefixes, wanted)
-        known = self._known.get(key)
+        known = self._known.get(key) if frame is None else None
         if known is None:
-            known = self._known[key] = function, self._rewrite(function, prefixes, wanted)
+            known = function, self._rewrite(function, prefixes, wanted, frame)
+        if frame is None:
+            self._known[key] = known
         _, copy = known
         return copy if this is None else types.MethodType(copy, this)
 
@@ -394,7 +426,9 @@ class Callees:
             if name.startswith(prefix) and len(name) > len(prefix)
         )
 
-    def _rewrite(self, function: Any, prefixes: Spots, wanted: frozenset[str]) -> Any:
+    def _rewrite(
+        self, function: Any, prefixes: Spots, wanted: frozenset[str], frame: Frame | None
+    ) -> Any:
         try:
             reading = read(function)
         except NoSource as error:
@@ -416,13 +450,15 @@ class Callees:
         if unknown:
             there = ", ".join(f"`{name}`" for name in reading.names)
             self._refuse(function, prefixes, frozenset(unknown), f"it has only {there or 'none'}")
-        taps = _Taps(self._junction, prefixes)
+        taps = _Taps(self._junction, prefixes, frame)
+        copy: Any
         try:
             copy, table = rewrite(function, frozenset(names), taps)
         except NoSource as error:
             self._refuse(function, prefixes, wanted, str(error))
             return function
         taps.name(table)
+        copy.hookline_copied = (function, prefixes)
         return copy
 
     def _refuse(self, function: Any, prefixes: Spots, names: frozenset[str], reason: str) -> None:

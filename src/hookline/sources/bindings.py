@@ -70,6 +70,17 @@ def called_name(function: ast.expr) -> str | None:
     return function.attr if isinstance(function, ast.Attribute) else None
 
 
+def handed_nodes(call: ast.Call, nested_functions: frozenset[str]) -> list[ast.expr]:
+    """List the arguments of a call that may be functions handed over by name: `self.part`, `f`."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return [
+        one
+        for one in given
+        if isinstance(one, ast.Attribute)
+        or (isinstance(one, ast.Name) and one.id not in nested_functions)
+    ]
+
+
 def has_docstring(body: list[ast.stmt]) -> bool:
     """Tell whether a function's body starts with a docstring."""
     first = body[0]

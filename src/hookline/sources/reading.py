@@ -14,6 +14,7 @@ from hookline.sources.bindings import (
     captured_names,
     default_nodes,
     first_argument,
+    handed_nodes,
     iterated_names,
 )
 from hookline.sources.definitions import Source, find
@@ -40,6 +41,7 @@ class Analysis(NamedTuple):
     names: dict[str, list[Point]]
     calls: tuple[Call, ...]
     called: tuple[str, ...]
+    handed: tuple[Call, ...]
 
 
 def read(function: Callable[..., Any]) -> Reading:
@@ -51,7 +53,7 @@ def read(function: Callable[..., Any]) -> Reading:
     assert isinstance(inner, FunctionType)
     analysis = analyse(source)
 
-    def find_callees() -> tuple[Callee, ...]:
+    def find_callees(calls: tuple[Call, ...]) -> tuple[Callee, ...]:
         return tuple(
             Callee(
                 call.name,
@@ -59,14 +61,15 @@ def read(function: Callable[..., Any]) -> Reading:
                 expression(call.function),
                 resolve(call.function, inner, source.local_names),
             )
-            for call in analysis.calls
+            for call in calls
         )
 
     return Reading(
         points=analysis.points,
         names=analysis.names,
         called=analysis.called,
-        find_callees=find_callees,
+        find_callees=lambda: find_callees(analysis.calls),
+        find_handed=lambda: find_callees(analysis.handed),
         file=source.file,
         first_line=source.first_line,
         last_line=source.last_line,
@@ -84,7 +87,8 @@ def analyse(source: Source) -> Analysis:
         for point in reader.points:
             names.setdefault(point.name, []).append(point)
         called = tuple(call.name for call in reader.calls)
-        source.analysis = Analysis(tuple(reader.points), names, tuple(reader.calls), called)
+        handed = tuple(reader.handed)
+        source.analysis = Analysis(tuple(reader.points), names, tuple(reader.calls), called, handed)
     known: Analysis = source.analysis
     return known
 
@@ -106,6 +110,7 @@ class Reader(ast.NodeVisitor):
     def __init__(self, nested_functions: frozenset[str]) -> None:
         self.points: list[Point] = []
         self.calls: list[Call] = []
+        self.handed: list[Call] = []
         self.nested_functions = nested_functions
         self.prefix = ""
         self.doubts = 0
@@ -278,6 +283,9 @@ class Reader(ast.NodeVisitor):
         is_nested = isinstance(node.func, ast.Name) and name in self.nested_functions
         if name is not None and not is_nested:
             self.calls.append(Call(self.prefix + name, node.lineno, node.func))
+        for argument in handed_nodes(node, self.nested_functions):
+            handed = called_name(argument)
+            self.handed.append(Call(f"{self.prefix}{handed}", node.lineno, argument))
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: Definition) -> None:

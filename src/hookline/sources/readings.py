@@ -55,6 +55,8 @@ class Reading:
     """The names of what is called, as `Callee.name` has them."""
     find_callees: Callable[[], tuple[Callee, ...]]
     """What resolves the calls."""
+    find_handed: Callable[[], tuple[Callee, ...]]
+    """What resolves the names that calls get as arguments."""
     file: str
     """The file, as the running code names it."""
     first_line: int
@@ -70,3 +72,8 @@ class Reading:
     def callees(self) -> tuple[Callee, ...]:
         """Every call by name or attribute in source order, except of its own nested functions."""
         return self.find_callees()
+
+    @functools.cached_property
+    def handed(self) -> tuple[Callee, ...]:
+        """Every name or attribute that a call gets as an argument: some are functions."""
+        return self.find_handed()

@@ -55,7 +55,7 @@ def _rewrite_code(
     sorted_names = Wanted.sort(
         wanted,
         points={point.name for point in analysis.points},
-        callees={call.name for call in analysis.calls},
+        callees={call.name for call in (*analysis.calls, *analysis.handed)},
     )
     transformer = Transformer(
         sorted_names,

@@ -11,6 +11,9 @@ TAPS = "__hl_taps__"
 SCOPE = "__hl_scope__"
 """The local variable that holds what `begin` or `enter` gave for this one execution."""
 
+HELD = "__hl_held_"
+"""How names begin that hold a value until it is tapped."""
+
 Shape = int | None | tuple["Shape", ...]
 """A comprehension's target: the number of a tapped name, None for another, or a tuple of these."""
 
@@ -39,6 +42,12 @@ class Taps(Protocol):
 
     def call(self, scope: Scope, name: str, callee: Any, /) -> Callable[..., Any]:
         """Give what to call in place of a function of which variables are wanted."""
+
+    def hand(self, scope: Scope, name: str, callee: Any, /) -> Any:
+        """Give what to hand over in place of a function of which variables are wanted."""
+
+    def augment(self, operator: str, left: Any, right: Any, /) -> Any:
+        """Do what an augmented assignment does: `iadd` for `+=`, as `operator` names it."""
 
     def again(self, callee: Any, /) -> Callable[..., Any]:
         """Give what to call where a plain function calls itself by name."""

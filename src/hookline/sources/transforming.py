@@ -13,11 +13,29 @@ from hookline.sources.bindings import (
     called_name,
     captured_names,
     first_argument,
+    handed_nodes,
     has_docstring,
     iterated_names,
 )
 from hookline.sources.readings import Definition
-from hookline.sources.taps import SCOPE, TAPS
+from hookline.sources.taps import HELD, SCOPE, TAPS
+
+_IN_PLACE = {
+    ast.Add: "iadd",
+    ast.Sub: "isub",
+    ast.Mult: "imul",
+    ast.MatMult: "imatmul",
+    ast.Div: "itruediv",
+    ast.FloorDiv: "ifloordiv",
+    ast.Mod: "imod",
+    ast.Pow: "ipow",
+    ast.LShift: "ilshift",
+    ast.RShift: "irshift",
+    ast.BitAnd: "iand",
+    ast.BitOr: "ior",
+    ast.BitXor: "ixor",
+}
+"""What the module `operator` calls each augmented assignment."""
 
 _DETOUR = "handle_torch_function"
 """What torch's own functions hand themselves to where a mode is active, which calls them again."""
@@ -131,6 +149,28 @@ class Transformer(ast.NodeTransformer):
             for statement in self._again([name], node)
         ]
 
+    def _hold(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
+        """Give a target and the statements after it that tap what it binds.
+
+        What cannot be read back - an attribute, which may be a property, and a name that is bound
+        twice - is bound to a name of its own first.
+        """
+        wanted = [(name, node) for name, node in bound_names(target) if self._wants(name)]
+        names = [name for name, _ in wanted]
+        is_plain = len(set(names)) == len(names)
+        if is_plain and all(isinstance(node, ast.Name) for _, node in wanted):
+            return target, self._again_in(target)
+        held = {id(node): f"{HELD}{at}" for at, (_, node) in enumerate(wanted)}
+        statements: list[ast.stmt] = [
+            ast.copy_location(
+                ast.Assign([node], self._tap(name, _name(held[id(node)], node))), node
+            )
+            for name, node in wanted
+        ]
+        gone = [_name(name, target, ast.Del()) for name in held.values()]
+        statements.append(ast.copy_location(ast.Delete(list[ast.expr](gone)), target))
+        return _exchange(target, held), statements
+
     def visit_Assign(self, node: ast.Assign) -> Any:
         self.generic_visit(node)
         only = node.targets[0]
@@ -138,7 +178,11 @@ class Transformer(ast.NodeTransformer):
             for name, _ in bound_names(only):
                 node.value = self._tap_if_wanted(name, node.value)
             return node
-        return [node, *(new for target in node.targets for new in self._again_in(target))]
+        after: list[ast.stmt] = []
+        for at, target in enumerate(node.targets):
+            node.targets[at], again = self._hold(target)
+            after += again
+        return [node, *after]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is not None:
@@ -149,6 +193,13 @@ class Transformer(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         self.generic_visit(node)
+        for name, target in bound_names(node.target):
+            if isinstance(target, ast.Attribute) and self._wants(name):
+                # Not read back: a property may do more than give what it was given.
+                operator = _constant(_IN_PLACE[type(node.op)], node)
+                arguments = [operator, _variable(name, target), node.value]
+                value = _call(_taps("augment", node), arguments, node)
+                return ast.copy_location(ast.Assign([target], self._tap(name, value)), node)
         return [node, *self._again_in(node.target)]
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
@@ -166,7 +217,8 @@ class Transformer(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> Any:
         self.generic_visit(node)
-        node.body[:0] = self._again_in(node.target)
+        node.target, again = self._hold(node.target)
+        node.body[:0] = again
         return node
 
     visit_AsyncFor = visit_For  # noqa: N815 (the name that ast looks for)
@@ -176,7 +228,9 @@ class Transformer(ast.NodeTransformer):
         body, items = node.body, list[ast.withitem]()
         # `with A as a, B(a):` is `with A as a: with B(a):`, and B is to get the a that was bound.
         for item in reversed(node.items):
-            again = self._again_in(item.optional_vars) if item.optional_vars else []
+            again: list[ast.stmt] = []
+            if item.optional_vars:
+                item.optional_vars, again = self._hold(item.optional_vars)
             if again:
                 if items:
                     body = [_with(node, items, body)]
@@ -225,6 +279,7 @@ class Transformer(ast.NodeTransformer):
         self.generic_visit(node)
         if called_name(node.func) == _DETOUR:
             node.args = [self._itself(one) if self._is_itself(one) else one for one in node.args]
+        self._hand(node)
         function = node.func
         name = called_name(function)
         if name is None:
@@ -246,6 +301,20 @@ class Transformer(ast.NodeTransformer):
         elif self._is_itself(function):
             node.func = self._itself(function)
         return node
+
+    def _hand(self, node: ast.Call) -> None:
+        """Let a function of which something is wanted be handed over as a copy."""
+        for one in handed_nodes(node, self.nested_functions):
+            dotted = f"{self.prefix}{called_name(one)}"
+            if dotted not in self.wanted.callees:
+                continue
+            copied = _call(
+                _taps("hand", one), [_name(SCOPE, one), _constant(dotted, one), one], one
+            )
+            node.args = [copied if given is one else given for given in node.args]
+            for keyword in node.keywords:
+                if keyword.value is one:
+                    keyword.value = copied
 
     def _is_itself(self, node: ast.expr) -> bool:
         is_own_name = isinstance(node, ast.Name) and node.id == self.own_name
@@ -280,6 +349,18 @@ class Transformer(ast.NodeTransformer):
         node.bases = [self.visit(each) for each in node.bases]
         node.keywords = [self.visit(each) for each in node.keywords]
         return node
+
+
+def _exchange(target: ast.expr, names: dict[int, str]) -> ast.expr:
+    """Give a target like this one with other names in some places."""
+    if id(target) in names:
+        return _name(names[id(target)], target, ast.Store())
+    new = copy.copy(target)
+    if isinstance(new, ast.Starred):
+        new.value = _exchange(new.value, names)
+    elif isinstance(new, (ast.Tuple, ast.List)):
+        new.elts = [_exchange(element, names) for element in new.elts]
+    return new
 
 
 def _is_detour(statement: ast.stmt) -> bool:
