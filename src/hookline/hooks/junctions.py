@@ -40,7 +40,7 @@ from hookline.hooks.plans import NOTHING, Plan
 from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.variables import Callees
 from hookline.hooks.visits import Listener, Station, Visit
-from hookline.sources import hands_itself_on, read
+from hookline.sources import read, ways_back
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
@@ -132,9 +132,11 @@ class Junction:
             return False
         reading = read(forward_of(self.module))
         own = {one.name for one in reading.points if "." not in one.name or one.kind == "attribute"}
-        methods = [getattr(type(self.module), name, None) for name in reading.called]
-        may_recur = any(map(inspect.isroutine, methods)) or hands_itself_on(reading)
-        return inside.variables <= own and not may_recur
+        called = ways_back(reading)
+        if called is None or not inside.variables <= own:
+            return False
+        kind = type(self.module)
+        return not any(inspect.isroutine(getattr(kind, name, None)) for name in called)
 
     def _unhook(self) -> None:
         if self._key != -1:

@@ -3,7 +3,7 @@
 Knows nothing of torch, of models or of the rest of hookline, and runs nothing of what it reads.
 """
 
-from hookline.sources.changing import changes_in_place, hands_itself_on
+from hookline.sources.changing import changes_in_place, ways_back
 from hookline.sources.reading import read
 from hookline.sources.readings import Callee, NoSource, Point, Reading
 from hookline.sources.rewriting import rewrite
@@ -17,8 +17,8 @@ __all__ = [
     "Reading",
     "Taps",
     "changes_in_place",
-    "hands_itself_on",
     "read",
     "rewrite",
     "unwrap",
+    "ways_back",
 ]

@@ -14,26 +14,33 @@ def changes_in_place(reading: Reading) -> bool:
     return _changes(reading.node)
 
 
-def hands_itself_on(reading: Reading) -> bool:
-    """Tell whether a method may be entered again: it passes `self` on, or names itself."""
-    return _hands_on(reading.node)
+def ways_back(reading: Reading) -> frozenset[str] | None:
+    """Name the attributes of `self` that a method calls, and may be entered again by.
+
+    None where it passes `self` on, or names itself: then there are others.
+    """
+    return _ways_back(reading.node)
 
 
 @functools.lru_cache(maxsize=1024)
-def _hands_on(node: Definition) -> bool:
+def _ways_back(node: Definition) -> frozenset[str] | None:
     first = first_argument(node)
     this = "self" if first is None else first.arg
+    called = set()
     for inner in ast.walk(node):
         match inner:
             case ast.Attribute(attr=name) if name == node.name:
-                return True
-            case ast.Call(args=args, keywords=keywords):
+                return None
+            case ast.Call(func=function, args=args, keywords=keywords):
                 given = [*args, *(keyword.value for keyword in keywords)]
                 if any(isinstance(one, ast.Name) and one.id == this for one in given):
-                    return True
+                    return None
+                match function:
+                    case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == this:
+                        called.add(name)
             case ast.Assign(value=ast.Name(id=name)) if name == this:
-                return True
-    return False
+                return None
+    return frozenset(called)
 
 
 @functools.lru_cache(maxsize=1024)
