@@ -318,13 +318,14 @@ class ForwardTaps(_Taps):
 
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
-        is_plain = graph_task_id() == -1 and not is_functorch_active()
-        if junction.quick is not None and this is self.module and is_plain:
-            if "torch._dynamo" in sys.modules and is_compiling():
-                refuse_tracing()
-            session, station = junction.quick
+        quick = junction.quick
+        is_plain = this is self.module and graph_task_id() == -1 and not is_functorch_active()
+        if quick is not None and is_plain:
+            session, station = quick
             call = session.active.get(get_ident())
             if call is not None and call.depth:
+                if call.may_be_traced and is_compiling():
+                    refuse_tracing()
                 visits = call.counts
                 index = visits.get(station, 0)
                 visits[station] = index + 1

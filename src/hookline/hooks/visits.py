@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,6 +56,7 @@ class Call:
         "in_region",
         "index",
         "is_implicit",
+        "may_be_traced",
         "short_ways",
         "thread",
     )
@@ -72,6 +74,8 @@ class Call:
         self.counts: dict[Station, int] = {}
         self.short_ways: list[tuple[Junction, int]] = []
         """Executions under way at modules where one listener asks for the output alone."""
+        self.may_be_traced = "torch._dynamo" in sys.modules
+        """Whether a part of it may be compiled, and looked at by the compiler."""
         self.grad_at_start = torch.is_grad_enabled()
         self.in_region = False
         """Whether the call began without grad inside a reentrant checkpoint."""
