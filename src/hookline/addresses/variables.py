@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookline._errors import NoSuchSite
@@ -201,6 +202,11 @@ def _explain_no_source(entry: ModuleEntry, inside: Inside, error: NoSource) -> N
     from hookline.addresses.bytecodes import describe_operations
 
     path = escape(entry.names[0])
+    if isinstance(entry.module, torch.jit.ScriptModule):
+        return NoSuchSite(
+            f"`{path}{inside}`: a scripted module runs no Python, so nothing inside its forward "
+            "can be reached. Attach to the model as it was before torch.jit.script."
+        )
     instead = describe_operations(
         forward_of(entry.module), inside.name, path, entry.module._modules
     )
