@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import sys
 import threading
@@ -315,4 +316,34 @@ def test_closing_in_mid_forward_ends_the_capture() -> None:
     model(make_input())
     assert "0@a" in got
     assert "0@b" not in got
+    assert is_clean(model)
+
+
+class Binding:
+    """A decorator that binds as it likes."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return functools.partial(self.function, owner)
+
+
+class Bound(nn.Module):
+    @Binding
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        return torch.tanh(y)
+
+
+@pytest.mark.parametrize("where", ["0@y", "0/mul"])
+def test_forward_behind_a_descriptor_is_reached(where: str) -> None:
+    model, x = nn.Sequential(Bound()), make_input()
+    with hl.capture(model, where, grads=True) as got:
+        model(x).sum().backward()
+    assert torch.equal(got[where], x * 2)
+    assert torch.equal(got[where].grad, 1 - torch.tanh(x * 2) ** 2)
+    with hl.edit(model, {where: hl.zero()}):
+        assert torch.equal(model(x), torch.zeros_like(x))
     assert is_clean(model)

@@ -6,6 +6,7 @@ there comes back. A copy or a replica of the module that carries the stand-in al
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -183,15 +184,17 @@ class StandIn:
         self, variables: frozenset[str], has_operations: bool, has_skips: bool, has_end: bool
     ) -> tuple[Any, Any]:
         module = self._module
-        original = type(module).forward if self._own is _ABSENT else self._own
         # A function of the class is bound when it is called: to the module, or to its replica.
+        # Another descriptor, or what is written in C, binds as it likes: its result is taken.
         written = inspect.getattr_static(type(module), "forward")
-        takes_self = (
-            self._own is _ABSENT
-            and hasattr(written, "__get__")  # one written in C has none
-            and not isinstance(written, (staticmethod, classmethod))
-        )
-        inner = written if takes_self else original
+        takes_self = self._own is _ABSENT and inspect.isfunction(written)
+        original = self._own
+        if takes_self:
+            original = written
+        elif self._own is _ABSENT:
+            bind = getattr(type(written), "__get__", None)
+            original = written if bind is None else bind(written, module, type(module))
+        inner = original
         if variables:
             taps = ForwardTaps(self._junction, module, takes_self)
             try:
@@ -215,8 +218,8 @@ class StandIn:
                 self._stand_in(inner, takes_self, has_operations)
             )
             if not takes_self:
-                signature = _with_self(inspect.signature(original))
-                outer.__signature__ = signature
+                with contextlib.suppress(TypeError, ValueError):  # what is in C may have none
+                    outer.__signature__ = _with_self(inspect.signature(original))
         # For those who read the module's forward.
         outer.hookline_original = original
         return MethodType(outer, module), code
