@@ -13,6 +13,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from hookline import _torch
@@ -334,3 +335,20 @@ def test_function_applied_directly_is_in_the_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     _torch.apply_function(Triple, x).sum().backward()
     assert x.grad.tolist() == [3, 3]
+
+
+def test_function_mode_is_on_only_while_it_sees_what_is_called() -> None:
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(_torch.is_function_mode_on(self))
+            return func(*args, **(kwargs or {}))
+
+    mode = Mode()
+    assert not _torch.is_function_mode_on(mode)
+    with mode:
+        assert _torch.is_function_mode_on(mode)
+        torch.ones(1) + 1
+    assert not _torch.is_function_mode_on(mode)
+    assert seen == [False, False]  # off inside of itself
