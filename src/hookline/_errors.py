@@ -4,13 +4,19 @@ HooklineError
 ├── AddressError        (ValueError)    an address that does not parse; the position is marked
 ├── NoSuchSite          (LookupError)   an address or pattern that matches nothing in this model
 ├── UnsupportedModel    (TypeError)     a model or module hookline cannot attach to
+├── UnsupportedTensor   (TypeError)     a tensor whose statistics hookline cannot measure
 ├── SessionError        (RuntimeError)  a session entered twice, or used after it was closed
 ├── NotCaptured         (LookupError)   a value that does not exist (yet), or of no such visit
 ├── AmbiguousRead       (LookupError)   one address, several visits or calls: say which
 ├── Overwritten         (RuntimeError)  the value was changed in place after it flowed
 ├── OutOfBudget         (MemoryError)   the next value would pass `max_bytes`
 ├── EditError           (ValueError)    an edit returned something that does not fit its site
-└── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
+├── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
+├── NoSuchRun           (FileNotFoundError)  a path that holds no run
+├── RunExists           (FileExistsError)    a folder that holds a run already
+├── RunWriteError       (OSError)       a run that cannot be written any more
+├── NewerRun            (RuntimeError)  a run that a newer hookline wrote
+└── NotRecorded         (LookupError)   a statistic, step, rank or tensor that a run does not hold
 
 HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
 """
@@ -41,6 +47,10 @@ class UnsupportedModel(HooklineError, TypeError):
     """Say why hookline cannot attach to this model or module."""
 
 
+class UnsupportedTensor(HooklineError, TypeError):
+    """Say why a tensor cannot be measured, and what to measure instead."""
+
+
 class SessionError(HooklineError, RuntimeError):
     """Say that a session was used in a state that does not allow it."""
 
@@ -67,6 +77,26 @@ class EditError(HooklineError, ValueError):
 
 class GradientError(HooklineError, RuntimeError):
     """Say which gradient cannot be delivered truthfully, and what to do."""
+
+
+class NoSuchRun(HooklineError, FileNotFoundError):
+    """Say that a path holds no run, and which folders nearby do."""
+
+
+class RunExists(HooklineError, FileExistsError):
+    """Say that a folder holds a run already, and how to go on."""
+
+
+class RunWriteError(HooklineError, OSError):
+    """Say why a run cannot be written, and that what is there stays readable."""
+
+
+class NewerRun(HooklineError, RuntimeError):
+    """Say that a run was written by a newer hookline than this one."""
+
+
+class NotRecorded(HooklineError, LookupError):
+    """Say that a run holds no such statistic, step, rank or tensor, and what it does hold."""
 
 
 class HooklineWarning(UserWarning):

@@ -10,6 +10,7 @@ import html
 import numbers
 import shutil
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 _GAP = "  "
@@ -27,6 +28,16 @@ def format_number(value: float) -> str:
     ('1.23e-05', '2', '1234567')
     """
     return str(int(value)) if isinstance(value, numbers.Integral) else f"{value:.3g}"
+
+
+def import_optional(name: str) -> Any:
+    """Import a package that hookline can do without, or say how to install it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'{name} is not installed; install it with: pip install "hookline[{name}]"', name=name
+        ) from error
 
 
 class Table:
@@ -58,6 +69,15 @@ class Table:
         return "\n".join([*self._heading(), *self._lines(width), *self.notes])
 
     __repr__ = __str__
+
+    def to_pandas(self) -> Any:
+        """Give a pandas DataFrame with the same columns."""
+        return import_optional("pandas").DataFrame(list(self.rows), columns=list(self.columns))
+
+    def to_polars(self) -> Any:
+        """Give a polars DataFrame with the same columns."""
+        columns = {name: [row[at] for row in self.rows] for at, name in enumerate(self.columns)}
+        return import_optional("polars").DataFrame(columns, strict=False)
 
     def _repr_html_(self) -> str:
         """Write the table for a notebook, every cell in full."""

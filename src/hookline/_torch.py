@@ -37,6 +37,14 @@ _batch_dim = torch._C._functorch.maybe_get_bdim
 _unwrapped = torch._C._functorch.get_unwrapped
 
 
+# Builds of torch without CUDA lack both.
+raw_cuda_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""Give the address of the stream that work for a CUDA device goes to now."""
+
+current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+"""Give the index of the CUDA device that is current; CUDA must have been initialised."""
+
+
 def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
     """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
 

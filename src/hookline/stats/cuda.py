@@ -1,0 +1,377 @@
+"""The log of a CUDA device: Triton kernels write rows there, and one copy brings a step's rows out.
+
+Nothing here waits for the device but `wait` of what was taken, which is meant for another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline._torch import current_cuda_device, is_functorch_active, raw_cuda_stream
+from hookline.stats import kernels
+from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Taken
+from hookline.stats.preparing import PLAIN, Prepared, prepare, undisturbed, widen
+from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
+
+_MOST_PROGRAMS = 512
+"""Partial rows of one tensor: about four programs for each multiprocessor of a large GPU."""
+
+_SLOTS = 512
+"""Tensors measured before their partial rows are merged: 16 MiB of them."""
+
+_WIDTH = len(COLUMNS)
+_SLOT_BYTES = _MOST_PROGRAMS * _WIDTH * 8
+_LARGE = 1 << 31
+
+_BLOCK = 2048
+_UNROLL = 4
+_SKETCH_PROGRAMS = 128
+_SKETCH_ROWS = 64
+_COUNT_PROGRAMS = 256
+_COUNT_BLOCK = 1024
+
+# Exact as float32, so that a few of them may be added there.
+_NARROW = frozenset({torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16})
+_DIRECT = _NARROW | {torch.float32, torch.float64, torch.int32, torch.int64}
+
+
+class _Launcher:
+    """Launch a kernel; after the first time for a kind of arguments, in a few microseconds.
+
+    Triton looks at every argument anew at each launch, which takes longer than many a kernel.
+    """
+
+    def __init__(self, kernel: Any, *, warps: int = 8, **constants: Any) -> None:
+        self._kernel = kernel
+        self._warps = warps
+        self._constants = constants
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self,
+        key: Any,
+        programs: int,
+        stream: int,
+        args: Sequence[int | float],
+        make_tensors: Callable[[], Sequence[Any]],
+    ) -> None:
+        """Run with addresses and numbers; `make_tensors` gives the same as tensors and numbers.
+
+        `key` tells apart what is compiled differently: dtypes, and which addresses are aligned.
+        """
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self._kernel[(programs,)](
+                *make_tensors(), **self._constants, num_warps=self._warps
+            )
+            return
+        compiled.run(
+            programs,
+            1,
+            1,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            None,
+            None,
+            None,
+            *args,
+            *self._constants.values(),
+        )
+
+
+class _Step:
+    """What was measured since the last take, besides the rows in the slots."""
+
+    def __init__(self) -> None:
+        self.merged: list[Tensor] = []
+        """Rows that are merged already, of earlier slots."""
+        self.sketched: list[int] = []
+        self.sketches: list[Tensor] = []
+        self.counted: list[int] = []
+        self.counts: list[Tensor] = []
+        self.updated: list[int] = []
+        self.updates: list[Tensor] = []
+        self.compressed: dict[int, tuple[int, int]] = {}
+        """Rows of tensors that repeat their elements, or leave zeros out: how often, how many."""
+
+
+class CudaTaken:
+    """Numbers of a step on their way to the host."""
+
+    def __init__(
+        self, host: Tensor, event: torch.cuda.Event, sizes: tuple[int, ...], step: _Step
+    ) -> None:
+        self._host = host
+        self._event = event
+        self._sizes = sizes
+        self._step = step
+
+    def wait(self) -> Measured:
+        """Wait for the copy."""
+        self._event.synchronize()
+        flat = self._host.numpy()
+        ends = np.cumsum(self._sizes)
+        rows, sketches, counts, updates = (
+            flat[end - size : end].copy() for end, size in zip(ends, self._sizes, strict=True)
+        )
+        step = self._step
+        measured = Measured(
+            rows=rows.reshape(-1, _WIDTH),
+            sketched=np.array(step.sketched, dtype=np.int64),
+            sketches=sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32),
+            counted=np.array(step.counted, dtype=np.int64),
+            counts=counts.reshape(-1, 3 + BINS)[:, :3].copy(),
+            histograms=counts.reshape(-1, 3 + BINS)[:, 3:].astype(np.int64),
+            updated=np.array(step.updated, dtype=np.int64),
+            updates=updates.reshape(-1, 2),
+        )
+        for row, (repeats, zeros) in step.compressed.items():
+            _expand(measured, row, repeats, zeros)
+        return measured
+
+
+def _expand(measured: Measured, row: int, repeats: int, zeros: int) -> None:
+    """Count the elements that a compressed tensor does not hold."""
+    one = measured.rows[row]
+    one[[FINITE, NAN, POSINF, NEGINF, M2]] *= repeats
+    places = np.flatnonzero(measured.counted == row)
+    measured.counts[places] *= repeats
+    measured.histograms[places] *= repeats
+    if zeros:
+        none = np.zeros(_WIDTH)
+        none[FINITE] = zeros
+        assert none[MIN] == none[MAX] == none[MEAN] == 0
+        measured.rows[row] = merge_rows(np.stack([one, none]), [0, 0], 1)[0]
+        measured.counts[places, 0] += zeros
+        measured.histograms[places, 0] += zeros
+
+
+class CudaLog:
+    """Measure tensors of one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", self._index)
+        self._partials = torch.empty(
+            (_SLOTS, _MOST_PROGRAMS, _WIDTH), dtype=torch.float64, device=self._device
+        )
+        self._programs = torch.zeros(_SLOTS, dtype=torch.int32, device=self._device)
+        self._rows_at = self._partials.data_ptr()
+        self._programs_at = self._programs.data_ptr()
+        self._step = _Step()
+        self._slot = 0
+        self._lock = threading.Lock()
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        common = {"BLOCK": _BLOCK, "UNROLL": _UNROLL}
+        self._measure = {
+            wide: _Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
+        }
+        self._sketch = _Launcher(kernels.sketch, ROWS=_SKETCH_ROWS)
+        self._count = _Launcher(kernels.count, BLOCK=_COUNT_BLOCK)
+        self._update = {
+            has: _Launcher(kernels.measure_update, HAS_GRAD=has, BLOCK=_COUNT_BLOCK)
+            for has in (False, True)
+        }
+
+    def add(self, tensor: Tensor, extras: int = 0) -> int:
+        """Measure a tensor as it is now; give the number of its row since the last take."""
+        prepared = None
+        if extras or not _is_direct(tensor):
+            prepared = prepare(tensor)
+            values = _kernel_ready(prepared.values)
+        else:
+            values = tensor
+        with self._lock, self._on_device():
+            stream = self._use_stream()
+            row, slot = self._next_slot()
+            self._launch_measure(values, slot, stream)
+            if prepared is not None:
+                if prepared.repeats > 1 or prepared.zeros:
+                    self._step.compressed[row] = (prepared.repeats, prepared.zeros)
+                if extras & Extras.SKETCH:
+                    self._step.sketched.append(row)
+                    self._step.sketches.append(self._sketch_of(tensor, stream))
+                if extras & Extras.COUNTS:
+                    self._step.counted.append(row)
+                    self._step.counts.append(self._counts_of(values, prepared, stream))
+        return row
+
+    def _launch_measure(self, values: Tensor, slot: int, stream: int) -> None:
+        size = values.numel()
+        if not size:
+            return
+        at, kind = values.data_ptr(), values.dtype
+        self._measure[kind not in _NARROW](
+            (kind, at % 16 == 0, size >= _LARGE),
+            min(-(-size // _BLOCK), _MOST_PROGRAMS),
+            stream,
+            (at, size, self._rows_at + slot * _SLOT_BYTES, self._programs_at + 4 * slot),
+            lambda: (values, size, self._partials[slot], self._programs[slot:]),
+        )
+
+    def _sketch_of(self, tensor: Tensor, stream: int) -> Tensor:
+        ordered = prepare(tensor, ordered=True)
+        with undisturbed():
+            if ordered.positions is not None:
+                dense = torch.zeros(tensor.numel(), dtype=torch.float64, device=self._device)
+                flat = ordered.values.reshape(-1).to(torch.float64)
+                values = dense.index_put_((ordered.positions,), flat)
+            else:
+                values = _kernel_ready(ordered.values)
+            size = values.numel()
+            if not size:
+                return torch.zeros(SKETCH_WIDTH, dtype=torch.float64, device=self._device)
+            programs = min(-(-size // (_SKETCH_ROWS * SKETCH_WIDTH)), _SKETCH_PROGRAMS)
+            out = torch.empty((programs, SKETCH_WIDTH), dtype=torch.float64, device=self._device)
+            at = values.data_ptr()
+            self._sketch(
+                (values.dtype, at % 16 == 0, size >= _LARGE),
+                programs,
+                stream,
+                (at, size, out.data_ptr()),
+                lambda: (values, size, out),
+            )
+            return out.sum(0)
+
+    def _counts_of(self, values: Tensor, prepared: Prepared, stream: int) -> Tensor:
+        size = values.numel()
+        tiny, huge = prepared.limits
+        with undisturbed():
+            out = torch.zeros(4 + BINS, dtype=torch.int64, device=self._device)
+            if size:
+                at = values.data_ptr()
+                self._count(
+                    (values.dtype, at % 16 == 0, size >= _LARGE),
+                    min(-(-size // _COUNT_BLOCK), _COUNT_PROGRAMS),
+                    stream,
+                    (at, size, tiny, huge, out.data_ptr(), out.data_ptr() + 32),
+                    lambda: (values, size, tiny, huge, out, out[4:]),
+                )
+            return torch.cat((out[:3], out[4:])).to(torch.float64)
+
+    def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
+        """Measure `after - before`, and how many elements with a gradient did not change."""
+        old, new = _ordered(before), _ordered(after)
+        given = new if grad is None else _ordered(grad)
+        size = new.numel()
+        with self._lock, self._on_device(), undisturbed():
+            stream = self._use_stream()
+            row, slot = self._next_slot()
+            counts = torch.zeros(2, dtype=torch.int64, device=self._device)
+            if size:
+                tensors = (old, new, given)
+                places = [one.data_ptr() for one in tensors]
+                kinds = (one.dtype for one in tensors)
+                self._update[grad is not None](
+                    (*kinds, *(at % 16 == 0 for at in places), size >= _LARGE),
+                    min(-(-size // _COUNT_BLOCK), _MOST_PROGRAMS),
+                    stream,
+                    (
+                        *places,
+                        size,
+                        self._rows_at + slot * _SLOT_BYTES,
+                        self._programs_at + 4 * slot,
+                        counts.data_ptr(),
+                    ),
+                    lambda: (*tensors, size, self._partials[slot], self._programs[slot:], counts),
+                )
+            self._step.updated.append(row)
+            self._step.updates.append(counts)
+        return row
+
+    def take(self) -> Taken:
+        """Hand over everything since the last take and start again from row 0."""
+        with self._lock, self._on_device(), undisturbed():
+            self._merge()
+            step, self._step = self._step, _Step()
+            groups = (
+                [one.flatten() for one in step.merged],
+                step.sketches,
+                step.counts,
+                [torch.stack(step.updates).flatten().to(torch.float64)] if step.updates else [],
+            )
+            sizes = tuple(sum(one.numel() for one in group) for group in groups)
+            flat = torch.cat([one for group in groups for one in group])
+            host = torch.empty(flat.shape, dtype=torch.float64, pin_memory=True)
+            host.copy_(flat, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._index))
+            return CudaTaken(host, event, sizes, step)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        if current_cuda_device() == self._index:
+            return contextlib.nullcontext()
+        return torch.cuda.device(self._index)
+
+    def _use_stream(self) -> int:
+        """Give the stream that work goes to now; all that were used are remembered."""
+        stream = raw_cuda_stream(self._index)
+        if stream not in self._streams:
+            self._streams[stream] = torch.cuda.current_stream(self._index)
+        return stream
+
+    def _next_slot(self) -> tuple[int, int]:
+        """Give the number of the next row, and the slot for its parts."""
+        if self._slot == _SLOTS:
+            with undisturbed():
+                self._merge()
+        slot = self._slot
+        self._slot += 1
+        return len(self._step.merged) * _SLOTS + slot, slot
+
+    def _merge(self) -> None:
+        """Merge the partial rows so far, and begin again at the first slot."""
+        here = torch.cuda.current_stream(self._index)
+        for raw, other in self._streams.items():
+            if raw != here.cuda_stream:
+                here.wait_stream(other)
+        rows = torch.empty((self._slot, _WIDTH), dtype=torch.float64, device=self._device)
+        if self._slot:
+            kernels.reduce_rows[(self._slot,)](
+                self._partials, self._programs, rows, MOST=_MOST_PROGRAMS, num_warps=4
+            )
+            self._programs.zero_()
+        for raw, other in self._streams.items():
+            if raw != here.cuda_stream:
+                other.wait_stream(here)  # the slots are written again there
+        self._streams = {here.cuda_stream: here}
+        self._step.merged.append(rows)
+        self._slot = 0
+
+
+def _is_direct(tensor: Tensor) -> bool:
+    """Tell whether a kernel can read a tensor as it is."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.dtype in _DIRECT
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not is_functorch_active()
+        and (tensor.data_ptr() != 0 or not tensor.numel())
+    )
+
+
+def _kernel_ready(values: Tensor) -> Tensor:
+    """Give numbers in a dtype that the kernels read."""
+    with undisturbed():
+        values = values.view(torch.uint8) if values.dtype is torch.bool else widen(values)
+        return values if values.dtype in _DIRECT else values.to(torch.float64)
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """Give the elements of a tensor in logical order."""
+    if _is_direct(tensor):
+        return tensor
+    prepared = prepare(
+        tensor.to_dense() if tensor.layout is not torch.strided else tensor, ordered=True
+    )
+    return _kernel_ready(prepared.values)

@@ -1,0 +1,331 @@
+"""The Triton kernels that measure a tensor on a CUDA device. Imported only where one is there.
+
+Each program reads its share of the tensor once and writes one partial row; `reduce_rows` merges
+the partial rows of many tensors at the end of a step. No atomics in the rows, so that the same
+tensor gives the same bits each time.
+
+A share is read in a fast way that assumes finite numbers. Sums of squared distances from a pivot
+(the mean of the first tile) show by not being finite that this was wrong, or that they were too
+large for it; the share is then read again with care.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COLUMNS = 8
+SKETCH = 64
+BINS = 256
+
+
+@triton.jit
+def _store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2):
+    tl.store(row_ptr + 0, finite)
+    tl.store(row_ptr + 1, nan)
+    tl.store(row_ptr + 2, posinf)
+    tl.store(row_ptr + 3, neginf)
+    tl.store(row_ptr + 4, low)
+    tl.store(row_ptr + 5, high)
+    tl.store(row_ptr + 6, mean)
+    tl.store(row_ptr + 7, m2)
+
+
+@triton.jit
+def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
+    """Measure a share that has numbers which are not finite, or very large ones."""
+    pid = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    nan = tl.zeros([BLOCK], tl.int64)
+    posinf = tl.zeros([BLOCK], tl.int64)
+    neginf = tl.zeros([BLOCK], tl.int64)
+    finite = tl.zeros([BLOCK], tl.int64)
+    low = tl.full([BLOCK], float("inf"), tl.float64)
+    high = tl.full([BLOCK], float("-inf"), tl.float64)
+    total = tl.zeros([BLOCK], tl.float64)
+    start = pid * BLOCK
+    while start < n:
+        at = start + lanes
+        here = at < n
+        x = tl.load(x_ptr + at, mask=here, other=0).to(tl.float64)
+        is_finite = here & (x - x == 0)
+        nan += (here & (x != x)).to(tl.int64)
+        posinf += (here & (x == float("inf"))).to(tl.int64)
+        neginf += (here & (x == float("-inf"))).to(tl.int64)
+        finite += is_finite.to(tl.int64)
+        low = tl.minimum(low, tl.where(is_finite, x, float("inf")))
+        high = tl.maximum(high, tl.where(is_finite, x, float("-inf")))
+        total += tl.where(is_finite, x, 0.0) * 0.0009765625  # room for sums of the largest numbers
+        start += programs * BLOCK
+    count = tl.sum(finite, 0).to(tl.float64)
+    mean = tl.where(count > 0, tl.sum(total, 0) / tl.maximum(count, 1.0) * 1024.0, 0.0)
+    squares = tl.zeros([BLOCK], tl.float64)
+    rest = tl.zeros([BLOCK], tl.float64)
+    start = pid * BLOCK
+    while start < n:
+        at = start + lanes
+        here = at < n
+        x = tl.load(x_ptr + at, mask=here, other=0).to(tl.float64)
+        apart = tl.where(here & (x - x == 0), x - mean, 0.0)
+        squares += apart * apart
+        rest += apart
+        start += programs * BLOCK
+    off = tl.sum(rest, 0) / tl.maximum(count, 1.0)
+    m2 = tl.sum(squares, 0)
+    correction = count * off * off
+    m2 = tl.where(correction < m2, m2 - correction, m2)
+    mean = tl.where(off - off == 0, mean + off, mean)
+    _store_row(
+        row_ptr,
+        count,
+        tl.sum(nan, 0).to(tl.float64),
+        tl.sum(posinf, 0).to(tl.float64),
+        tl.sum(neginf, 0).to(tl.float64),
+        tl.min(low, 0),
+        tl.max(high, 0),
+        mean,
+        m2,
+    )
+
+
+@triton.jit(do_not_specialize=["n"])
+def measure(
+    x_ptr, n, rows_ptr, programs_ptr, BLOCK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr
+):
+    """Write the partial row of this program's share of `n` numbers that lie one after the other.
+
+    `WIDE` numbers need float64 for every operation; narrow ones (16 bits and less) are exact in
+    float32, where `UNROLL` of them are added before the sum becomes float64.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    if pid == 0:
+        tl.store(programs_ptr, tl.num_programs(0))
+    row_ptr = rows_ptr + pid * 8
+    n = n.to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    stride = programs * BLOCK
+    first = pid * BLOCK
+    at = first + lanes
+    here = at < n
+    x = tl.load(x_ptr + at, mask=here, other=0).to(tl.float64 if WIDE else tl.float32)
+    is_finite = here & (x - x == 0)
+    finite_here = tl.sum(is_finite.to(tl.int32), 0)
+    pivot = tl.sum(tl.where(is_finite, x, 0.0), 0) / tl.maximum(finite_here, 1)
+    pivot = tl.where(pivot - pivot == 0, pivot, 0.0).to(x.dtype)
+
+    low = tl.where(here, x, float("inf"))
+    high = tl.where(here, x, float("-inf"))
+    apart = tl.where(here, x - pivot, 0.0)
+    total = (apart if WIDE else tl.where(here, x, 0.0)).to(tl.float64)
+    squares = (apart * apart).to(tl.float64)
+    start = first + stride
+    # Whole groups of tiles need no mask.
+    while start + (UNROLL - 1) * stride + BLOCK <= n:
+        sum_32 = tl.zeros([BLOCK], x.dtype)
+        squares_32 = tl.zeros([BLOCK], x.dtype)
+        for step in tl.static_range(UNROLL):
+            x = tl.load(x_ptr + start + step * stride + lanes).to(sum_32.dtype)
+            low = tl.minimum(low, x)
+            high = tl.maximum(high, x)
+            apart = x - pivot
+            sum_32 += apart if WIDE else x
+            squares_32 += apart * apart
+        total += sum_32.to(tl.float64)
+        squares += squares_32.to(tl.float64)
+        start += UNROLL * stride
+    while start < n:
+        at = start + lanes
+        here = at < n
+        x = tl.load(x_ptr + at, mask=here, other=0).to(low.dtype)
+        low = tl.minimum(low, tl.where(here, x, float("inf")))
+        high = tl.maximum(high, tl.where(here, x, float("-inf")))
+        apart = tl.where(here, x - pivot, 0.0)
+        total += (apart if WIDE else tl.where(here, x, 0.0)).to(tl.float64)
+        squares += (apart * apart).to(tl.float64)
+        start += stride
+
+    all_squares = tl.sum(squares, 0)
+    all_total = tl.sum(total, 0)
+    if (all_squares - all_squares == 0) & (all_total - all_total == 0):
+        whole = (n - first + stride - 1) // stride  # tiles of this program, the last maybe cut
+        last = first + (whole - 1) * stride
+        count_int = (whole - 1) * BLOCK + tl.minimum(n - last, BLOCK)
+        count = tl.where(whole > 0, count_int, 0).to(tl.float64)
+        # The sum of wide numbers is of their distances from the pivot: nothing is lost of a mean.
+        off = all_total / tl.maximum(count, 1.0) - (0.0 if WIDE else pivot.to(tl.float64))
+        mean = pivot.to(tl.float64) + off
+        m2 = tl.maximum(all_squares - count * off * off, 0.0)
+        _store_row(
+            row_ptr,
+            count,
+            0.0,
+            0.0,
+            0.0,
+            tl.min(low, 0).to(tl.float64),
+            tl.max(high, 0).to(tl.float64),
+            mean,
+            m2,
+        )
+    else:
+        _careful_row(x_ptr, n, row_ptr, programs, BLOCK)
+
+
+@triton.jit
+def reduce_rows(partials_ptr, programs_ptr, out_ptr, MOST: tl.constexpr):
+    """Merge the partial rows of each tensor into one."""
+    event = tl.program_id(0).to(tl.int64)
+    programs = tl.load(programs_ptr + event)
+    which = tl.arange(0, MOST)
+    here = which < programs
+    rows = partials_ptr + (event * MOST + which) * 8
+    count = tl.load(rows + 0, mask=here, other=0.0)
+    mean = tl.load(rows + 6, mask=here, other=0.0)
+    m2 = tl.load(rows + 7, mask=here, other=0.0)
+    total = tl.sum(count, 0)
+    share = count / tl.maximum(total, 1.0)
+    centre = tl.sum(share * mean, 0)
+    rest = tl.sum(share * (mean - centre), 0)
+    centre = tl.where(rest - rest == 0, centre + rest, centre)
+    apart = tl.where(count > 0, mean - centre, 0.0)
+    _store_row(
+        out_ptr + event * 8,
+        total,
+        tl.sum(tl.load(rows + 1, mask=here, other=0.0), 0),
+        tl.sum(tl.load(rows + 2, mask=here, other=0.0), 0),
+        tl.sum(tl.load(rows + 3, mask=here, other=0.0), 0),
+        tl.min(tl.load(rows + 4, mask=here, other=float("inf")), 0),
+        tl.max(tl.load(rows + 5, mask=here, other=float("-inf")), 0),
+        centre,
+        tl.sum(m2 + count * apart * apart, 0),
+    )
+
+
+@triton.jit(do_not_specialize=["n"])
+def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr):
+    """Add up the signed columns of this program's rows of 64 numbers; a row of partial sums."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    n = n.to(tl.int64)
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, 64)
+    total = tl.zeros([64], tl.float64)
+    first = pid * ROWS
+    while first * 64 < n:
+        row = first + rows
+        at = row[:, None] * 64 + columns[None, :]
+        x = tl.load(x_ptr + at, mask=at < n, other=0).to(tl.float64)
+        x = tl.where(x - x == 0, x, 0.0)
+        state = row.to(tl.uint64) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+        state = state ^ (state >> 31)
+        bits = (state[:, None] >> columns[None, :].to(tl.uint64)) & 1
+        total += tl.sum(tl.where(bits == 0, x, -x), 0)
+        first += programs * ROWS
+    tl.store(out_ptr + pid * 64 + columns, total)
+
+
+@triton.jit(do_not_specialize=["n", "tiny", "huge"])
+def count(x_ptr, n, tiny, huge, counts_ptr, bins_ptr, BLOCK: tl.constexpr):
+    """Count zeros, tiny and huge numbers, and numbers by exponent."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    n = n.to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    zeros = tl.zeros([BLOCK], tl.int64)
+    few = tl.zeros([BLOCK], tl.int64)
+    many = tl.zeros([BLOCK], tl.int64)
+    bins = tl.zeros([256], tl.int32)
+    start = pid * BLOCK
+    while start < n:
+        at = start + lanes
+        here = at < n
+        x = tl.load(x_ptr + at, mask=here, other=0).to(tl.float64)
+        size = tl.abs(x)
+        is_finite = x - x == 0
+        zeros += (here & (x == 0)).to(tl.int64)
+        few += (here & (size > 0) & (size < tiny)).to(tl.int64)
+        many += (here & is_finite & (size > huge)).to(tl.int64)
+        exponent = ((size.to(tl.int64, bitcast=True) >> 52) & 2047).to(tl.int32) - 1023 + 127
+        exponent = tl.minimum(tl.maximum(exponent, 0), 254)
+        exponent = tl.where(is_finite, exponent, 255)
+        bins += tl.histogram(tl.where(here, exponent, 0), 256)
+        # The histogram takes no mask here: what lies beyond the end went to bin 0.
+        beyond = tl.sum((~here).to(tl.int32), 0)
+        bins -= tl.where(tl.arange(0, 256) == 0, beyond, 0)
+        start += programs * BLOCK
+    tl.atomic_add(counts_ptr + 0, tl.sum(zeros, 0))
+    tl.atomic_add(counts_ptr + 1, tl.sum(few, 0))
+    tl.atomic_add(counts_ptr + 2, tl.sum(many, 0))
+    tl.atomic_add(bins_ptr + tl.arange(0, 256), bins.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["n"])
+def measure_update(
+    before_ptr,
+    after_ptr,
+    grad_ptr,
+    n,
+    rows_ptr,
+    programs_ptr,
+    counts_ptr,
+    HAS_GRAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the partial row of what was added to a weight, and count what stayed as it was."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    if pid == 0:
+        tl.store(programs_ptr, tl.num_programs(0))
+    n = n.to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    given = tl.zeros([BLOCK], tl.int64)
+    lost = tl.zeros([BLOCK], tl.int64)
+    nan = tl.zeros([BLOCK], tl.int64)
+    posinf = tl.zeros([BLOCK], tl.int64)
+    neginf = tl.zeros([BLOCK], tl.int64)
+    finite = tl.zeros([BLOCK], tl.int64)
+    low = tl.full([BLOCK], float("inf"), tl.float64)
+    high = tl.full([BLOCK], float("-inf"), tl.float64)
+    total = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    start = pid * BLOCK
+    while start < n:
+        at = start + lanes
+        here = at < n
+        before = tl.load(before_ptr + at, mask=here, other=0).to(tl.float64)
+        after = tl.load(after_ptr + at, mask=here, other=0).to(tl.float64)
+        moves = here
+        if HAS_GRAD:
+            grad = tl.load(grad_ptr + at, mask=here, other=0)
+            moves = here & (grad != 0)
+        given += moves.to(tl.int64)
+        lost += (moves & (before == after)).to(tl.int64)
+        x = after - before
+        is_finite = here & (x - x == 0)
+        nan += (here & (x != x)).to(tl.int64)
+        posinf += (here & (x == float("inf"))).to(tl.int64)
+        neginf += (here & (x == float("-inf"))).to(tl.int64)
+        finite += is_finite.to(tl.int64)
+        low = tl.minimum(low, tl.where(is_finite, x, float("inf")))
+        high = tl.maximum(high, tl.where(is_finite, x, float("-inf")))
+        x = tl.where(is_finite, x, 0.0)
+        total += x
+        squares += x * x
+        start += programs * BLOCK
+    amount = tl.sum(finite, 0).to(tl.float64)
+    mean = tl.sum(total, 0) / tl.maximum(amount, 1.0)
+    _store_row(
+        rows_ptr + pid * 8,
+        amount,
+        tl.sum(nan, 0).to(tl.float64),
+        tl.sum(posinf, 0).to(tl.float64),
+        tl.sum(neginf, 0).to(tl.float64),
+        tl.min(low, 0),
+        tl.max(high, 0),
+        mean,
+        tl.maximum(tl.sum(squares, 0) - amount * mean * mean, 0.0),
+    )
+    tl.atomic_add(counts_ptr + 0, tl.sum(given, 0))
+    tl.atomic_add(counts_ptr + 1, tl.sum(lost, 0))

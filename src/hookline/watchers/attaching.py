@@ -1,0 +1,141 @@
+"""Which sites of which models a watch listens at, and the sessions that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from hookline.addresses import Selector, Site, resolve
+from hookline.addresses.variables import has_forward
+from hookline.hooks.functions import check_leaf
+from hookline.hooks.refusals import leave_out_lazy
+from hookline.hooks.sessions import Session
+from hookline.watchers.listening import CallListener, WatchListener
+from hookline.watchers.recording import Recorder
+
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+def name_models(models: Models) -> dict[str, nn.Module]:
+    """Give each model a prefix: none for a single one, its name or its number for several."""
+    if isinstance(models, Mapping):
+        return {f"{name}.": model for name, model in models.items()}
+    if isinstance(models, nn.Module):
+        return {"": models}
+    if isinstance(models, Sequence) and models:
+        if len(models) == 1:
+            return {"": models[0]}
+        return {f"{number}.": model for number, model in enumerate(models)}
+    raise TypeError(
+        f"hl.watch takes a model, a list of models or a dict of them by name, "
+        f"not {type(models).__qualname__}"
+    )
+
+
+class Attachment:
+    """The listeners of one watch, put on the models and taken off as steps ask for it."""
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        sites: Selector | None,
+        recorder: Recorder,
+        *,
+        gradients: bool,
+        with_inference: bool,
+        every: Mapping[str, int],
+        tell_call: Callable[[], None],
+    ) -> None:
+        self._sessions: list[Session] = []
+        self._clocks: list[Session] = []
+        self.listeners: list[WatchListener] = []
+        self.is_attached = False
+        for prefix, model in models.items():
+            clock = Session(model, "the clock of hl.watch")
+            clock.follows_recompute = False
+            root = next(iter(clock.stations))
+            clock.listen(CallListener(clock, root, tell_call))
+            self._clocks.append(clock)
+            if sites is None:
+                continue
+            session = Session(model, "hl.watch")
+            session.is_reusable = True
+            session.follows_recompute = gradients
+            assert session.tree is not None
+            found = _choose(session, sites, gradients=gradients)
+            listeners: dict[object, WatchListener] = {}
+            for site in found:
+                key = (id(site.module), site.port, site.leaf)
+                listener = listeners.get(key)
+                if listener is None:
+                    station = session.station(
+                        site.names, site.module, is_inside=site.port[0] == "@"
+                    )
+                    listener = listeners[key] = WatchListener(
+                        session,
+                        station,
+                        site,
+                        recorder,
+                        prefix=prefix,
+                        with_inference=with_inference,
+                    )
+                    session.listen(listener)
+                if site.is_grad:
+                    listener.gradients = True
+                else:
+                    listener.values = True
+            for pattern, stride in every.items():
+                for site in resolve(session.tree, pattern, default_port="output"):
+                    for listener in listeners.values():
+                        if listener.station.module is site.module:
+                            listener.every = stride
+            self.listeners += listeners.values()
+            self._sessions.append(session)
+
+    def start(self) -> None:
+        """Notice calls of the models from now on."""
+        for clock in self._clocks:
+            clock.open()
+
+    def attach(self) -> None:
+        """Listen at every site."""
+        if not self.is_attached:
+            self.is_attached = True
+            for session in self._sessions:
+                session.open()
+
+    def detach(self) -> None:
+        """Listen at none, at no cost, until attached again."""
+        if self.is_attached:
+            self.is_attached = False
+            for session in self._sessions:
+                session.close()
+
+    def stop(self) -> None:
+        """Take everything away for good."""
+        self.detach()
+        for session in self._sessions:
+            session.dispose()
+        for clock in self._clocks:
+            clock.close()
+
+    def choose(self, step: int) -> None:
+        """Let those listen whose turn it is."""
+        for one in self.listeners:
+            one.is_due = step % one.every == 0
+
+
+def _choose(session: Session, sites: Selector, *, gradients: bool) -> list[Site]:
+    """Turn a selector into sites, each value with its gradient; parameters have their own way."""
+    assert session.tree is not None
+    found: dict[object, Site] = {}
+    for site in leave_out_lazy(resolve(session.tree, sites, default_port="output")):
+        check_leaf(site)
+        if site.port == "parameter" or not has_forward(site.module):
+            continue
+        found.setdefault(site.key, site)
+        if gradients and not site.is_grad and site.port != "input":
+            grad = site._replace(is_grad=True)
+            found.setdefault(grad.key, grad)
+    return list(found.values())

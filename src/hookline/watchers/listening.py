@@ -1,0 +1,156 @@
+"""The listeners of a watch: they measure what flows by and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._trees import Path
+from hookline.addresses import Site, format_place
+from hookline.addresses.pattern import escape
+from hookline.hooks.arguments import bind
+from hookline.hooks.sessions import Session
+from hookline.hooks.visits import Listener, Station, Visit
+from hookline.runs import SiteFacts
+from hookline.watchers.describing import source_of
+
+if TYPE_CHECKING:
+    from hookline.watchers.recording import Recorder
+
+
+class WatchListener(Listener):
+    """Measure the values and gradients of one port, or of one leaf of it."""
+
+    __slots__ = ("_ids", "_prefix", "_value_id", "every", "is_due", "recorder", "with_inference")
+
+    hears_missing = False
+
+    def __init__(
+        self,
+        session: Session,
+        station: Station,
+        site: Site,
+        recorder: Recorder,
+        *,
+        prefix: str = "",
+        with_inference: bool = False,
+    ) -> None:
+        super().__init__(
+            session, station, site.port, site.leaf, values=False, gradients=False, stage=2
+        )
+        self.recorder = recorder
+        self.every = 1
+        """Which steps it measures: one in so many."""
+        self.is_due = True
+        """Whether it measures in the step under way."""
+        self.with_inference = with_inference
+        self.taps_arguments = False
+        self._prefix = prefix
+        self._value_id = -1
+        self._ids: dict[tuple[str, Path, bool], int] = {}
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._hears(visit):
+            self._measure(self.port, bind(module, args, kwargs))
+        return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if self._hears(visit):
+            if isinstance(output, Tensor) and self._value_id >= 0:
+                self.recorder.measure(self._value_id, output)
+            else:
+                self._measure(self.port, output)
+        return output
+
+    def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
+        if self._hears(visit):
+            self._measure(port, value)
+        return value
+
+    def on_gradient(
+        self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
+    ) -> Tensor | None:
+        if grad is not None and self.is_due and self.recorder.is_on:
+            self._measure_one(port, leaf, grad, is_grad=True)
+        return grad
+
+    def _hears(self, visit: Visit) -> bool:
+        return (
+            self.is_due
+            and self.recorder.is_on
+            and not visit.is_recompute
+            and (visit.call.grad_at_start or self.with_inference)
+        )
+
+    def _measure(self, port: str, tree: Any) -> None:
+        leaf = self.leaf
+        if leaf:
+            try:
+                leaf = _trees.canonical(tree, leaf)
+                tree = _trees.get(tree, leaf)
+            except _trees.NoSuchLeaf:
+                return
+        for path, tensor in _trees.leaves(tree, leaf):
+            self._measure_one(port, path, tensor, is_grad=False)
+
+    def _measure_one(self, port: str, path: Path, tensor: Tensor, *, is_grad: bool) -> None:
+        key = (port, path, is_grad)
+        number = self._ids.get(key)
+        if number is None:
+            number = self._ids[key] = self.recorder.new_site(self._describe(key), tensor)
+            if port == "output" and not path and not is_grad:
+                self._value_id = number
+        self.fired += 1
+        self.recorder.measure(number, tensor)
+
+    def _describe(self, key: tuple[str, Path, bool]) -> Callable[[int, Tensor], SiteFacts]:
+        port, path, is_grad = key
+        station = self.station
+
+        def describe(number: int, value: Tensor) -> SiteFacts:
+            module = escape(self._prefix + station.path)
+            more: dict[str, Any] = {}
+            if len(station.names) > 1:
+                more["names"] = [self._prefix + name for name in station.names]
+            return SiteFacts(
+                id=number,
+                address=format_place(module, port, path, is_grad=is_grad),
+                kind="gradient" if is_grad else "value",
+                module=self._prefix + station.path,
+                type=type(station.module).__name__,
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
+                source=source_of(station.module, port),
+                more=more,
+            )
+
+        return describe
+
+
+class CallListener(Listener):
+    """Tell the clock that a call of the model begins."""
+
+    __slots__ = ("tell",)
+
+    def __init__(self, session: Session, station: Station, tell: Callable[[], None]) -> None:
+        super().__init__(session, station, "input", values=True, gradients=False, stage=0)
+        self.tell = tell
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not visit.is_recompute:
+            self.tell()
+        return args, kwargs

@@ -1,0 +1,281 @@
+"""What is measured during one step, site by site, and how it becomes a record of that step.
+
+Values come from hooks, possibly from several threads; each is measured where it is, into a row of
+its device's log, and the row is noted under the site. Nothing waits. When the step ends the rows
+are handed over as a `Harvest`, which another thread turns into a `StepRecord`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline._errors import UnsupportedTensor
+from hookline.runs import Block, SiteFacts, StepRecord
+from hookline.stats import Extras, Log, Measured, Taken, open_log
+from hookline.stats.rows import derive, merge_rows, scale_rows
+
+Event = tuple[int, int, "Log"]
+"""A site, a row, and the log that the row is in."""
+
+MakeFacts = Callable[[int, Tensor], SiteFacts]
+"""Say what a site is, given its number and the first value seen there."""
+
+
+@dataclass(slots=True)
+class Harvest:
+    """Everything measured in one step, on its way out of the training thread."""
+
+    step: int
+    """The number of the step."""
+
+    time: float
+    """When it ended, in seconds since 1970."""
+
+    seconds: float
+    """How long it took."""
+
+    taken: dict[Log, Taken]
+    """The rows, by the log they are in; they may still be on their way from a device."""
+
+    events: list[Event]
+    """Which site each row belongs to."""
+
+    updates: list[tuple[int, int, int, Log]]
+    """Update site, the row of the update, the row of the weight before it, their log."""
+
+    unscaled: dict[tuple[int, Log], int]
+    """Rows of gradients that a GradScaler has scaled, with the row of the scale."""
+
+    scalars: dict[str, float]
+    """Numbers that are known already."""
+
+    pending: list[tuple[str, int, Log]]
+    """Numbers that are on a device: name and row."""
+
+    sites: list[SiteFacts]
+    """Sites that were met for the first time."""
+
+    def arrive(self) -> StepRecord:
+        """Wait for the rows and sort them by site."""
+        measured = {log: taken.wait() for log, taken in self.taken.items()}
+        scalars = dict(self.scalars)
+        for name, row, log in self.pending:
+            scalars[name] = float(derive(measured[log].rows[row : row + 1], "mean")[0])
+        for (row, log), scale_row in self.unscaled.items():
+            rows = measured[log].rows
+            scale = rows[scale_row, 6]
+            if scale:
+                rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
+        blocks = _sort_by_site(self.events, measured)
+        if self.updates:
+            blocks.append(_sort_updates(self.updates, measured))
+        return StepRecord(self.step, self.time, self.seconds, scalars, blocks)
+
+
+def _sort_by_site(events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
+    """Merge the rows of each site; sites keep the order of their numbers."""
+    if not events:
+        return []
+    parts: dict[str, list[tuple[Any, Any]]] = {"rows": [], "sketch": [], "counts": [], "hist": []}
+    for log, one in measured.items():
+        own = [(site, row) for site, row, where in events if where is log]
+        if not own:
+            continue
+        sites, rows = np.array(own, dtype=np.int64).T
+        parts["rows"].append((sites, one.rows[rows]))
+        for name, numbers, values in (
+            ("sketch", one.sketched, one.sketches),
+            ("counts", one.counted, one.counts),
+            ("hist", one.counted, one.histograms),
+        ):
+            if len(numbers):
+                place = np.full(len(one.rows), -1)
+                place[numbers] = np.arange(len(numbers))
+                at = place[rows]
+                parts[name].append((sites[at >= 0], values[at[at >= 0]]))
+    blocks = []
+    for name, kind in (
+        ("rows", "rows"),
+        ("sketch", "sketch"),
+        ("counts", "counts"),
+        ("hist", "histogram"),
+    ):
+        if parts[name]:
+            sites = np.concatenate([one[0] for one in parts[name]])
+            values = np.concatenate([one[1] for one in parts[name]])
+            unique, groups = np.unique(sites, return_inverse=True)
+            if name == "rows":
+                merged = merge_rows(values, groups, len(unique))
+            else:
+                merged = np.zeros((len(unique), values.shape[1]), dtype=np.float64)
+                np.add.at(merged, groups, values)
+                merged = merged.astype(values.dtype)
+            blocks.append(Block(kind, unique.astype(np.int32), merged))
+    return blocks
+
+
+def _sort_updates(
+    updates: Sequence[tuple[int, int, int, Log]], measured: dict[Log, Measured]
+) -> Block:
+    """Set each update beside the norm of the weight that it changed."""
+    table = {}
+    for site, row, weight_row, log in updates:
+        one = measured[log]
+        given, lost = one.updates[np.searchsorted(one.updated, row)]
+        norm = derive(one.rows[weight_row : weight_row + 1], "l2")[0]
+        table[site] = (given, lost, norm)
+    sites = sorted(table)
+    values = np.array([table[site] for site in sites], dtype=np.float64)
+    return Block("updates", np.array(sites, dtype=np.int32), values)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the step under way has so far."""
+
+    events: list[Event] = field(default_factory=list)
+    updates: list[tuple[int, int, int, Log]] = field(default_factory=list)
+    unscaled: dict[tuple[int, Log], int] = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+    pending: list[tuple[str, int, Log]] = field(default_factory=list)
+    sites: list[SiteFacts] = field(default_factory=list)
+
+
+class Recorder:
+    """Measure values and remember whose they are."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether values are measured now; hooks look here first."""
+        self.extras = Extras(0)
+        """What is measured besides the row, in the step under way."""
+        self.facts: list[SiteFacts] = []
+        """Every site met so far, by number."""
+        self.unmeasured: dict[str, str] = {}
+        """Addresses of values that cannot be measured, with the reason."""
+        self._logs: dict[torch.device, Log] = {}
+        self._step = _Step()
+        self._started = time.perf_counter()
+        self._last: weakref.ref[Tensor] | None = None
+        self._last_event: tuple[int, int, Log] | None = None
+
+        self.own_seconds = 0.0
+        """Time spent here in the step under way."""
+
+    @property
+    def has_events(self) -> bool:
+        """Whether anything was measured in the step under way."""
+        return bool(self._step.events)
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether a number was noted in the step under way."""
+        return bool(self._step.scalars or self._step.pending)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what happens inside as hookline's own time, each moment once."""
+        before, begun = self.own_seconds, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.own_seconds = before + time.perf_counter() - begun
+
+    def log_for(self, device: torch.device) -> Log:
+        """Give the log of a device, opened when first needed."""
+        log = self._logs.get(device)
+        if log is None:
+            log = self._logs[device] = open_log(device)
+        return log
+
+    def new_site(self, make: MakeFacts, value: Tensor) -> int:
+        """Number a site that was met for the first time."""
+        number = len(self.facts)
+        facts = make(number, value)
+        self.facts.append(facts)
+        self._step.sites.append(facts)
+        return number
+
+    def measure(self, site: int, value: Tensor) -> tuple[int, Log] | None:
+        """Measure a value of a site; give its row, or None where that is not possible.
+
+        A module often returns the very tensor that its last child returned: it is read once.
+        """
+        begun = time.perf_counter()
+        last = self._last
+        if last is not None and last() is value:
+            version, row, log = self._last_event  # type: ignore[misc]
+            if version == value._version:
+                self._step.events.append((site, row, log))
+                return row, log
+        log = self._logs.get(value.device) or self.log_for(value.device)
+        try:
+            row = log.add(value, self.extras)
+        except UnsupportedTensor as error:
+            self.unmeasured[self.facts[site].address] = str(error)
+            return None
+        self._step.events.append((site, row, log))
+        if not value.is_inference():
+            self._last = weakref.ref(value)
+            self._last_event = (value._version, row, log)
+        self.own_seconds += time.perf_counter() - begun
+        return row, log
+
+    def measure_update(
+        self, site: int, before: Tensor, after: Tensor, grad: Tensor | None, weight_row: int
+    ) -> None:
+        """Measure what an optimizer added to a weight."""
+        log = self.log_for(after.device)
+        row = log.add_update(before, after, grad)
+        self._step.events.append((site, row, log))
+        self._step.updates.append((site, row, weight_row, log))
+
+    def note_scale(self, row: int, log: Log, scale_row: int) -> None:
+        """Note that a gradient still has the factor of a GradScaler in it."""
+        self._step.unscaled[row, log] = scale_row
+
+    def add_scalar(self, name: str, value: float | Tensor) -> tuple[int, Log] | None:
+        """Note a number of this step; one on a device is fetched with the rows."""
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"{name} is a tensor of {value.numel()} numbers; give one")
+            log = self.log_for(value.device)
+            row = log.add(value.detach())
+            self._step.pending.append((name, row, log))
+            return row, log
+        self._step.scalars[name] = float(value)
+        return None
+
+    def start_step(self, extras: Extras, *, is_on: bool) -> None:
+        """Begin a step; what is measured from now on belongs to it."""
+        self.extras = extras
+        self.is_on = is_on
+        self._started = time.perf_counter()
+        self.own_seconds = 0.0
+
+    def end_step(self, number: int) -> Harvest:
+        """Hand over what was measured; nothing waits for a device."""
+        step, self._step = self._step, _Step()
+        self._last = self._last_event = None
+        used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}
+        return Harvest(
+            step=number,
+            time=time.time(),
+            seconds=time.perf_counter() - self._started,
+            taken={log: log.take() for log in self._logs.values() if log in used},
+            events=step.events,
+            updates=step.updates,
+            unscaled=step.unscaled,
+            scalars=step.scalars,
+            pending=step.pending,
+            sites=step.sites,
+        )

@@ -1,0 +1,242 @@
+"""Parameters, their gradients, updates and moments, measured around an optimizer's step.
+
+A gradient is what the optimizer is given: accumulated over micro-batches, clipped if it was, and
+without the factor of a GradScaler. An update is the difference that the step made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hookline.addresses import ModuleTree
+from hookline.addresses.pattern import escape
+from hookline.runs import SiteFacts
+from hookline.stats import Log
+from hookline.watchers.recording import Recorder
+
+COPY_LIMIT = 1 << 30
+"""How many bytes of weights are copied for one step; more weights take turns."""
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
+
+
+@dataclass(slots=True)
+class Weight:
+    """One watched parameter, and the numbers of its sites."""
+
+    name: str
+    """Its path, with the model's prefix."""
+
+    parameter: Tensor
+    """The parameter."""
+
+    type: str
+    """The class of its module."""
+
+    module: str
+    """The path of its module."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+    """The numbers of its sites: the value, `grad`, `update` and moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What one optimizer has of the watched models."""
+
+    size: int
+    """How many parameters it has in all; when that changes, they are looked at again."""
+
+    weights: list[Weight]
+    """Those that are measured."""
+
+    is_ours: bool
+    """Whether it has any of a watched model."""
+
+
+Named = tuple[str, nn.Module, Callable[[str], object]]
+"""A model with its prefix, and which names of parameters are watched."""
+
+
+class Weights:
+    """Measure the watched parameters of an optimizer before and after it steps."""
+
+    def __init__(self, recorder: Recorder, models: Sequence[Named], *, updates: bool) -> None:
+        self._recorder = recorder
+        self._models = models
+        self._with_updates = updates
+        self._known: weakref.WeakKeyDictionary[Optimizer, _Own] = weakref.WeakKeyDictionary()
+        self._all: dict[int, Weight] = {}
+        self._measured: set[int] = set()
+        """The weights whose step is measured in the step under way."""
+        self._copies: dict[int, tuple[Weight, Tensor, int, Optimizer]] = {}
+        self._turn = 0
+
+    def of(self, optimizer: Optimizer) -> list[Weight]:
+        """List the watched parameters that an optimizer has."""
+        return self._own(optimizer).weights
+
+    def owns_any(self, optimizer: Optimizer) -> bool:
+        """Tell whether an optimizer steps a parameter of a watched model, measured or not."""
+        return self._own(optimizer).is_ours
+
+    def _own(self, optimizer: Optimizer) -> _Own:
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._known.get(optimizer)
+        if known is None or known.size != size:
+            self._walk()
+            params = [one for group in optimizer.param_groups for one in group["params"]]
+            weights = [self._all[id(one)] for one in params if id(one) in self._all]
+            ids = {id(one) for _, model, _ in self._models for one in model.parameters()}
+            is_ours = any(id(one) in ids for one in params)
+            known = self._known[optimizer] = _Own(size, weights, is_ours)
+        return known
+
+    def _walk(self) -> None:
+        """Name the parameters as the models have them now."""
+        for prefix, model, wanted in self._models:
+            for entry in ModuleTree(model).parameters:
+                if is_lazy(entry.parameter) or id(entry.parameter) in self._all:
+                    continue
+                if any(map(wanted, entry.names)):
+                    name = prefix + entry.names[0]
+                    kind = type(entry.places[0][0]).__name__
+                    module = name.rpartition(".")[0]
+                    self._all[id(entry.parameter)] = Weight(name, entry.parameter, kind, module)
+
+    def begin_step(self) -> None:
+        """Forget what was measured for the step before."""
+        self._measured.clear()
+        self._copies.clear()
+
+    def before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Measure weights and gradients, and keep what the updates are told from."""
+        weights = [one for one in self.of(optimizer) if id(one.parameter) not in self._measured]
+        if not weights:
+            return
+        copied = self._choose_copies(weights)
+        rows: dict[int, int] = {}
+        for one in weights:
+            self._measured.add(id(one.parameter))
+            measured = self._measure(one, "", one.parameter.detach())
+            if measured is not None:
+                rows[id(one.parameter)] = measured[0]
+        if not has_closure:
+            self._measure_gradients(optimizer, weights)
+        for one in weights:
+            row = rows.get(id(one.parameter))
+            if id(one.parameter) in copied and row is not None:
+                copy = one.parameter.detach().clone()
+                self._copies[id(one.parameter)] = (one, copy, row, optimizer)
+
+    def _choose_copies(self, weights: list[Weight]) -> set[int]:
+        """Choose the weights whose update is measured: all, or as many as their turn allows."""
+        moving = [one for one in weights if one.parameter.requires_grad]
+        if not self._with_updates or not moving:
+            return set()
+        room = COPY_LIMIT
+        chosen: set[int] = set()
+        start = self._turn % len(moving)
+        for one in (*moving[start:], *moving[:start]):
+            size = one.parameter.numel() * one.parameter.element_size()
+            if size > room and chosen:
+                break
+            room -= size
+            chosen.add(id(one.parameter))
+        self._turn = 0 if len(chosen) == len(moving) else start + len(chosen)
+        return chosen
+
+    def _measure_gradients(self, optimizer: Optimizer, weights: Iterable[Weight]) -> None:
+        scale = getattr(optimizer, "grad_scale", None)
+        scales: dict[Log, int] = {}
+        if isinstance(scale, Tensor):
+            self._recorder.add_scalar("grad_scale", scale)
+        found = getattr(optimizer, "found_inf", None)
+        if isinstance(found, Tensor):
+            self._recorder.add_scalar("skipped", found)
+        for one in weights:
+            grad = one.parameter.grad
+            if grad is None:
+                continue
+            measured = self._measure(one, "grad", grad.detach())
+            if measured is not None and isinstance(scale, Tensor):
+                row, log = measured
+                if log not in scales:
+                    scales[log] = log.add(scale.to(grad.device, non_blocking=True))
+                self._recorder.note_scale(row, log, scales[log])
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """Measure the gradients of a step that a scaler left out; they are unscaled by now."""
+        weights = [one for one in self.of(optimizer) if id(one.parameter) not in self._measured]
+        self._measured.update(id(one.parameter) for one in weights)
+        for one in weights:
+            self._measure(one, "", one.parameter.detach())
+        self._measure_gradients(optimizer, weights)
+        self._recorder.add_scalar("skipped", 1.0)
+
+    def after(self, optimizer: Optimizer, *, has_closure: bool, moments: bool) -> None:
+        """Measure what the step changed."""
+        weights = self.of(optimizer)
+        if has_closure:
+            self._measure_gradients(optimizer, weights)
+        for one in weights:
+            key = id(one.parameter)
+            kept = self._copies.get(key)
+            if kept is None or kept[3] is not optimizer:
+                continue
+            del self._copies[key]
+            _, before, row, _ = kept
+            after = one.parameter.detach()
+            grad = None if one.parameter.grad is None else one.parameter.grad.detach()
+            number = self._site(one, "update", after)
+            self._recorder.measure_update(number, before, after, grad, row)
+        if moments:
+            for one in weights:
+                state = optimizer.state.get(one.parameter, {})
+                for name in _MOMENTS:
+                    value = state.get(name)
+                    if isinstance(value, Tensor):
+                        self._measure(one, name, value)
+        rates = {float(group["lr"]) for group in optimizer.param_groups if _is_number(group)}
+        if rates:
+            self._recorder.add_scalar("lr", max(rates))
+
+    def _measure(self, one: Weight, part: str, value: Tensor) -> tuple[int, Log] | None:
+        return self._recorder.measure(self._site(one, part, value), value)
+
+    def _site(self, one: Weight, part: str, value: Tensor) -> int:
+        number = one.ids.get(part)
+        if number is None:
+            number = self._recorder.new_site(lambda n, v: _facts(one, part, n, v), value)
+            one.ids[part] = number
+        return number
+
+
+def _is_number(group: dict[str, Any]) -> bool:
+    """Tell whether a learning rate can be read without waiting for a device."""
+    rate = group.get("lr")
+    return isinstance(rate, (int, float)) or (isinstance(rate, Tensor) and rate.device.type == "cpu")
+
+
+_KINDS = {"": "parameter", "grad": "parameter gradient", "update": "update"}
+
+
+def _facts(one: Weight, part: str, number: int, value: Tensor) -> SiteFacts:
+    return SiteFacts(
+        id=number,
+        address=escape(one.name) + (f":{part}" if part else ""),
+        kind=_KINDS.get(part, "moment"),
+        module=one.module,
+        type=one.type,
+        dtype=str(value.dtype).removeprefix("torch."),
+        shape=tuple(value.shape),
+        source="",
+        more={"requires_grad": one.parameter.requires_grad},
+    )

@@ -1,0 +1,78 @@
+"""The thread that takes steps away: it waits for devices and disks so that training does not."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+
+from hookline._errors import HooklineWarning
+
+_FLUSH_POLL = 0.5
+
+
+class Worker:
+    """Run jobs one after the other in a thread of their own; a job that fails ends the work."""
+
+    def __init__(self, name: str, on_failure: Callable[[BaseException], None]) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._on_failure = on_failure
+        self._process = os.getpid()
+        self.failure: BaseException | None = None
+        """What ended the work before its time."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the thread: a fork does not."""
+        return self._process == os.getpid()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait, about."""
+        return self._jobs.qsize()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Add a job; returns at once."""
+        if self.is_here and self.failure is None:
+            self._jobs.put(job)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until every job so far is done; tell whether it is."""
+        if not self.is_here or not self._thread.is_alive():
+            return self.failure is None
+        done = threading.Event()
+        self._jobs.put(done.set)
+        waited = 0.0
+        while not done.wait(_FLUSH_POLL):
+            waited += _FLUSH_POLL
+            if not self._thread.is_alive() or (timeout is not None and waited >= timeout):
+                break
+        return done.is_set() and self.failure is None
+
+    def stop(self) -> None:
+        """Do what waits, then end the thread."""
+        if self.is_here and self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException as error:
+                if self.failure is None:
+                    self.failure = error
+                    self._on_failure(error)
+
+
+def say(message: str) -> None:
+    """Warn, in a way that cannot end a training run, also where warnings are errors."""
+    try:
+        warnings.warn(message, HooklineWarning, stacklevel=2)
+    except HooklineWarning:
+        print(f"hookline: {message}", file=sys.stderr)
