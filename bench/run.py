@@ -13,6 +13,7 @@ from forwards import measure_capture, measure_edit
 from insides import measure_inside
 from leftovers import measure_idle, measure_import, measure_memory
 from tables import Table, write_page
+from trainings import measure_watch
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 
@@ -22,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("group", nargs="*", help="which groups to measure; all if none is named")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: seconds, more noise")
-    parser.add_argument("--peers", action="store_true", help="also nnsight and TransformerLens")
+    parser.add_argument("--peers", action="store_true", help="also other tools, where installed")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.name}")
     options = parser.parse_args()
     rounds = 30 if options.quick else 300
@@ -33,6 +34,7 @@ def main() -> None:
         "idle": lambda: measure_idle(rounds),
         "edit": lambda: measure_edit(rounds),
         "inside": lambda: measure_inside(rounds, options.peers),
+        "watch": lambda: measure_watch(20 if options.quick else 150, options.peers),
         "import": lambda: measure_import(3 if options.quick else 10),
         "memory": measure_memory,
     }

@@ -6,6 +6,8 @@
     capture    keep values and gradients
     edit       change them: set, add, scale, zero, clip, noise, mask, patch, swap_rows, skip
     inventory  every hook on a model
+    watch      statistics of every value while a model trains, into a run
+    open_run   read a run
 
 Importing changes nothing in torch.
 """

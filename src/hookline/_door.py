@@ -7,12 +7,18 @@ from hookline._errors import (
     GradientError,
     HooklineError,
     HooklineWarning,
+    NewerRun,
+    NoSuchRun,
     NoSuchSite,
     NotCaptured,
+    NotRecorded,
     OutOfBudget,
     Overwritten,
+    RunExists,
+    RunWriteError,
     SessionError,
     UnsupportedModel,
+    UnsupportedTensor,
 )
 from hookline.addresses import port
 from hookline.captures.capture import capture
@@ -42,8 +48,10 @@ from hookline.hooks.torch_style import (
     register_forward_pre_hook,
 )
 from hookline.hooks.visits import KEEP, MISSING, At
+from hookline.runs import Run, Series, open_run
 from hookline.surveys.annotating import source
 from hookline.surveys.listing import sites
+from hookline.watchers import Watch, watch
 
 __all__ = [
     "KEEP",
@@ -57,12 +65,21 @@ __all__ = [
     "Handle",
     "HooklineError",
     "HooklineWarning",
+    "NewerRun",
+    "NoSuchRun",
     "NoSuchSite",
     "NotCaptured",
+    "NotRecorded",
     "OutOfBudget",
     "Overwritten",
+    "Run",
+    "RunExists",
+    "RunWriteError",
+    "Series",
     "SessionError",
     "UnsupportedModel",
+    "UnsupportedTensor",
+    "Watch",
     "add",
     "capture",
     "clip",
@@ -72,6 +89,7 @@ __all__ = [
     "load",
     "mask",
     "noise",
+    "open_run",
     "patch",
     "port",
     "register_backward_hook",
@@ -85,5 +103,6 @@ __all__ = [
     "skip",
     "source",
     "swap_rows",
+    "watch",
     "zero",
 ]

@@ -257,6 +257,9 @@ def wire_one(
         listener.no_gradient(visit, port, (), "no-grad tensor")
         return output
     relay = RelayOne(port, (), listener, visit)
+    if listener.hooks_views and is_plain_view(output, received):
+        add_tensor_hook(output, ViewRelay(output, relay))
+        return output
     if views is not None and is_plain_view(output, received):
         _hook_view(output, relay, views)
         return output

@@ -243,6 +243,7 @@ class Listener:
     __slots__ = (
         "fired",
         "gradients",
+        "hooks_views",
         "inside",
         "leaf",
         "log",
@@ -286,6 +287,9 @@ class Listener:
         """The highest number that a value inside forward had which was not the one asked for."""
         self.taps_arguments = True
         """Whether a variable that is an argument is tapped for it, which may regroup sums."""
+        self.hooks_views = False
+        """Whether a view that the module made gets a hook and no tap: cheaper, but a change of its
+        memory in place afterwards ends it."""
         self.fired = 0
         """How often it had a value."""
         self.log: list[LogEntry] | None = None

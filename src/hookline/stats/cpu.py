@@ -38,6 +38,7 @@ _SMALL = 1 << 13
 _LARGE = 1 << 20
 
 _SKETCH, _COUNTS = int(Extras.SKETCH), int(Extras.COUNTS)
+# Under a function mode every question to a tensor would go through the mode.
 _is_function_mode_on = torch._C._is_torch_function_mode_enabled
 
 
@@ -51,6 +52,9 @@ class CpuLog:
 
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
+        if _is_function_mode_on():
+            with torch._C.DisableTorchFunction():
+                return self.add(tensor, extras)
         library = self._library
         found = None if library is None else _locate(tensor, extras)
         if library is None or found is None:
@@ -83,6 +87,9 @@ class CpuLog:
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
+        if _is_function_mode_on():
+            with torch._C.DisableTorchFunction():
+                return self.add_update(before, after, grad)
         library = self._library
         given = (before, after) if grad is None else (before, after, grad)
         found = None if library is None else _locate_together(given)
@@ -210,8 +217,7 @@ class CpuLog:
 
 def _locate(tensor: Tensor, extras: int) -> tuple[int, int, int, tuple[int, int] | None] | None:
     """Give where a tensor lies, its size, its kind and its run; None if it is not that simple."""
-    # Under a function mode every question to the tensor would go through the mode.
-    if type(tensor) not in PLAIN or _is_function_mode_on():
+    if type(tensor) not in PLAIN:
         return None
     try:
         kind = KINDS.get(tensor.dtype)

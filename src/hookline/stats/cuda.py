@@ -21,18 +21,18 @@ from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Taken
 from hookline.stats.preparing import PLAIN, Prepared, prepare, undisturbed, widen
 from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
 
-_MOST_PROGRAMS = 512
-"""Partial rows of one tensor: about four programs for each multiprocessor of a large GPU."""
+_MOST_PROGRAMS = 256
+"""Partial rows of one tensor: about two programs for each multiprocessor of a large GPU."""
 
 _SLOTS = 512
-"""Tensors measured before their partial rows are merged: 16 MiB of them."""
+"""Tensors measured before their partial rows are merged: 8 MiB of them."""
 
 _WIDTH = len(COLUMNS)
 _SLOT_BYTES = _MOST_PROGRAMS * _WIDTH * 8
 _LARGE = 1 << 31
 
-_BLOCK = 2048
-_UNROLL = 4
+_BLOCK = 1024
+_UNROLL = 8
 _SKETCH_PROGRAMS = 128
 _SKETCH_ROWS = 64
 _COUNT_PROGRAMS = 256

@@ -140,7 +140,8 @@ def prepare(tensor: Tensor, *, ordered: bool = False, runs: bool = False) -> Pre
 
     With `runs`, rows of a larger tensor come out as they lie instead of as a copy.
     """
-    plain = _unwrap(tensor)
+    with torch._C.DisableTorchFunction():
+        plain = _unwrap(tensor)
     with undisturbed():
         own = plain.dtype
         plain = _to_real(plain.detach())
@@ -161,18 +162,17 @@ def prepare_update(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give a parameter before and after, and its gradient, as numbers in one order and dtype."""
     given = [before, after] if grad is None else [before, after, grad]
-    if any(tensor.shape != before.shape for tensor in given):
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
-        raise ValueError(f"A parameter before, after and its gradient differ in shape: {shapes}.")
-    numbers = []
-    for tensor in given:
-        plain = _unwrap(tensor)
-        with undisturbed():
-            if plain.layout is not torch.strided:
-                plain = plain.detach().to_dense()
-            numbers.append(widen(prepare(plain, ordered=True).values))
-    if len({tensor.dtype for tensor in numbers}) > 1:
-        with undisturbed():
+    with torch._C.DisableTorchFunction():
+        if any(tensor.shape != before.shape for tensor in given):
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+            raise ValueError(
+                f"A parameter before, after and its gradient differ in shape: {shapes}."
+            )
+        given = [_unwrap(tensor) for tensor in given]
+    with undisturbed():
+        whole = [x if x.layout is torch.strided else x.detach().to_dense() for x in given]
+        numbers = [widen(prepare(tensor, ordered=True).values) for tensor in whole]
+        if len({tensor.dtype for tensor in numbers}) > 1:
             numbers = [tensor.to(torch.float64) for tensor in numbers]
     return numbers[0], numbers[1], None if grad is None else numbers[2]
 

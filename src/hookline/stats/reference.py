@@ -35,14 +35,17 @@ def measure(values: Tensor) -> Tensor:
     apart = torch.where(finite, x - mean, 0.0)
     rest = apart.sum() / some
     rest = torch.where(torch.isfinite(rest), rest, 0.0)
-    m2 = ((apart * apart).sum() - count * rest * rest).clamp(min=0)
+    squares, excess = (apart * apart).sum(), count * rest * rest
+    m2 = torch.where(torch.isfinite(excess), squares - excess, squares).clamp(min=0)
 
     infinity = torch.full((1,), torch.inf, dtype=torch.float64, device=x.device)
     low = torch.cat([torch.where(finite, x, torch.inf), infinity]).amin()
     high = torch.cat([torch.where(finite, x, -torch.inf), -infinity]).amax()
+    # Where all are equal, rounding must not make up a spread.
+    mean, m2 = torch.where(low == high, low, mean + rest), torch.where(low == high, 0.0, m2)
     counts = [torch.isnan(x), x == torch.inf, x == -torch.inf]
     others = [which.sum(dtype=torch.float64) for which in counts]
-    return torch.stack([count, *others, low, high, mean + rest, m2])
+    return torch.stack([count, *others, low, high, mean, m2])
 
 
 def sketch(values: Tensor, first: int = 0, positions: Tensor | None = None) -> Tensor:

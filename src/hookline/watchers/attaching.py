@@ -121,8 +121,9 @@ class Attachment:
             clock.close()
 
     def choose(self, step: int) -> None:
-        """Let those listen whose turn it is."""
+        """Let those listen whose turn it is in the step that begins."""
         for one in self.listeners:
+            one.end_step()
             one.is_due = step % one.every == 0
 
 

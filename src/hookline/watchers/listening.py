@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 class WatchListener(Listener):
     """Measure the values and gradients of one port, or of one leaf of it."""
 
-    __slots__ = ("_ids", "_prefix", "_value_id", "every", "is_due", "recorder", "with_inference")
+    __slots__ = (
+        "_expects",
+        "_ids",
+        "_prefix",
+        "_value_id",
+        "every",
+        "is_due",
+        "recorder",
+        "with_inference",
+    )
 
     hears_missing = False
 
@@ -48,6 +57,9 @@ class WatchListener(Listener):
         """Whether it measures in the step under way."""
         self.with_inference = with_inference
         self.taps_arguments = False
+        self.hooks_views = True
+        self._expects = False
+        """Whether a gradient of this step's value is due and has not come."""
         self._prefix = prefix
         self._value_id = -1
         self._ids: dict[tuple[str, Path, bool], int] = {}
@@ -69,6 +81,7 @@ class WatchListener(Listener):
     ) -> Any:
         if self._hears(visit):
             if isinstance(output, Tensor) and self._value_id >= 0:
+                self._expects = output.requires_grad
                 self.recorder.measure(self._value_id, output)
             else:
                 self._measure(self.port, output)
@@ -82,9 +95,15 @@ class WatchListener(Listener):
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
+        self._expects = False
         if grad is not None and self.is_due and self.recorder.is_on:
             self._measure_one(port, leaf, grad, is_grad=True)
         return grad
+
+    def end_step(self) -> None:
+        """Turn to taps where a view's gradient did not come: it was changed in place, maybe."""
+        if self._expects:
+            self._expects = self.hooks_views = False
 
     def _hears(self, visit: Visit) -> bool:
         return (

@@ -127,15 +127,17 @@ def _sort_updates(
     updates: Sequence[tuple[int, int, int, Log]], measured: dict[Log, Measured]
 ) -> Block:
     """Set each update beside the norm of the weight that it changed."""
-    table = {}
-    for site, row, weight_row, log in updates:
-        one = measured[log]
-        given, lost = one.updates[np.searchsorted(one.updated, row)]
-        norm = derive(one.rows[weight_row : weight_row + 1], "l2")[0]
-        table[site] = (given, lost, norm)
-    sites = sorted(table)
-    values = np.array([table[site] for site in sites], dtype=np.float64)
-    return Block("updates", np.array(sites, dtype=np.int32), values)
+    parts = []
+    for log, one in measured.items():
+        own = [(site, row, weight) for site, row, weight, where in updates if where is log]
+        if own:
+            sites, rows, weights = np.array(own, dtype=np.int64).T
+            counts = one.updates[np.searchsorted(one.updated, rows)]
+            norms = derive(one.rows[weights], "l2")
+            parts.append((sites, np.column_stack((counts, norms))))
+    sites, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    unique, first = np.unique(sites, return_index=True)
+    return Block("updates", unique.astype(np.int32), values[first])
 
 
 @dataclass(slots=True)
@@ -156,8 +158,8 @@ class Recorder:
     def __init__(self) -> None:
         self.is_on = False
         """Whether values are measured now; hooks look here first."""
-        self.extras = Extras(0)
-        """What is measured besides the row, in the step under way."""
+        self.extras = 0
+        """What is measured besides the row, in the step under way; flags of `Extras`."""
         self.facts: list[SiteFacts] = []
         """Every site met so far, by number."""
         self.unmeasured: dict[str, str] = {}
@@ -257,7 +259,7 @@ class Recorder:
 
     def start_step(self, extras: Extras, *, is_on: bool) -> None:
         """Begin a step; what is measured from now on belongs to it."""
-        self.extras = extras
+        self.extras = int(extras)  # a plain number: hooks test it again and again
         self.is_on = is_on
         self._started = time.perf_counter()
         self.own_seconds = 0.0
