@@ -109,7 +109,7 @@ def main() -> None:
         parser.error("there is no GPU here; --tiny runs without one")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic sums ask for
     size = TINY if options.tiny else LARGE
-    monitors = [*MONITORS, *(WATCHED)]
+    monitors = [*MONITORS, *WATCHED]
     monitors = [PLAIN, *(one for one in monitors[1:] if options.only in one.name)]
     print(f"{name_device(device)}, torch {torch.__version__}\n")
     with contextlib.ExitStack() as stack:

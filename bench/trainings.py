@@ -128,8 +128,7 @@ def measure_watch(rounds: int, with_peers: bool) -> Table:
         "watch: a training step, every module's output and its gradient",
         [*header, "wall median", "losses", "target"],
     )
-    watched = WATCHED
-    table.rows = compare([PLAIN, CONTROL, *BY_HAND, *watched], rounds)
+    table.rows = compare([PLAIN, CONTROL, *BY_HAND, *WATCHED], rounds)
     more = ["Peers are measured with --peers."]
     if with_peers:  # apart, and seldom: some take several times as long
         peers, more = find_peers()

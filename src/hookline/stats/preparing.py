@@ -83,8 +83,9 @@ class Prepared:
 def undisturbed() -> Iterator[None]:
     """Let operations run unseen: no graph, no function modes, no dispatch modes."""
     with (
-        torch.no_grad(),
+        # First, because a function mode would see the next one too.
         torch._C.DisableTorchFunction(),
+        torch.no_grad(),
         torch._C._DisableTorchDispatch(),
     ):
         yield
