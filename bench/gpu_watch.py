@@ -29,7 +29,6 @@ from tables import Table, judge
 from torch.profiler import ProfilerActivity, profile, record_function
 from trainings import CONTROL, PLAIN, VALUES, WEIGHTS, Training, bound_median, watch
 
-import hookline as hl
 from hookline.stats import Extras, open_log
 
 LARGE = Size(blocks=24, width=1024, heads=16, vocabulary=32000, length=1024, batch=8)

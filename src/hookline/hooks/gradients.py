@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -28,7 +29,7 @@ from hookline._trees import Path
 from hookline.addresses import format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.aliases import Audit, InputTaps
-from hookline.hooks.visits import Listener, Visit
+from hookline.hooks.visits import Call, Listener, Station, Visit
 
 Ear = tuple[Listener, Visit, Path]
 """A listener, the visit it listens in, and its leaf as the tree at hand spells it."""
@@ -196,9 +197,7 @@ class ViewRelay:
     def __init__(self, view: Tensor, relay: Relay | RelayOne) -> None:
         self.relay = relay
         self.version = view._version
-        # It shares the version counter and holds no memory.
-        self.witness = view.detach()
-        self.witness.data = view.new_empty(0)
+        self.witness = _witness(view)
         self.is_told = False
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
@@ -214,6 +213,67 @@ class ViewRelay:
             for listener, visit, leaf in self.relay.listeners():
                 listener.no_gradient(visit, self.relay.port, leaf, "changed view")
         return True
+
+
+_nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _witness(tensor: Tensor) -> Tensor:
+    """Make a tensor that shares the version counter of another and holds none of its memory."""
+    key = tensor.dtype, tensor.device
+    nothing = _nothing.get(key)
+    if nothing is None:
+        nothing = _nothing[key] = tensor.detach().new_empty(0)
+    witness = tensor.detach()
+    witness.data = nothing
+    return witness
+
+
+class LightRelay:
+    """Bring the gradient of a fresh tensor to a listener that does not ask for the visit."""
+
+    __slots__ = ("epoch", "listener")
+
+    def __init__(self, listener: Listener, epoch: object) -> None:
+        self.listener = listener
+        self.epoch = epoch
+
+    def __call__(self, grad: Tensor) -> None:
+        """Serve as a tensor hook."""
+        if self.listener.session.epoch is self.epoch:
+            self.listener.on_light_gradient(grad)
+
+
+class LightViewRelay(LightRelay):
+    """Do so for a view, unless its memory was changed since: then views are tapped from now on."""
+
+    __slots__ = ("version", "witness")
+
+    def __init__(self, listener: Listener, epoch: object, view: Tensor) -> None:
+        super().__init__(listener, epoch)
+        self.version = view._version
+        self.witness = _witness(view)
+
+    def __call__(self, grad: Tensor) -> None:
+        if self.witness._version == self.version:
+            super().__call__(grad)
+        else:
+            self.listener.hooks_views = False
+
+
+def wire_light(output: Tensor, listener: Listener, station: Station, call: Call) -> Tensor:
+    """Have the gradient of a tensor that a module made delivered; give the output that flows on."""
+    if not output.requires_grad:
+        return output
+    if output.is_leaf or is_functorch_active():
+        return wire_one(output, listener, Visit(station, call, None), {})
+    if not output._is_view() or creation_meta(output) == CreationMeta.MULTI_OUTPUT_NODE:
+        add_tensor_hook(output, LightRelay(listener, call.epoch))
+    elif listener.hooks_views:
+        add_tensor_hook(output, LightViewRelay(listener, call.epoch, output))
+    else:
+        return wire_one(output, listener, Visit(station, call, None), {})
+    return output
 
 
 def is_plain_view(tensor: Tensor, received: Mapping[int, int]) -> bool:

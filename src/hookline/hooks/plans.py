@@ -19,6 +19,7 @@ class Plan:
         "input_gradients",
         "inputs",
         "inside",
+        "light",
         "only_variables",
         "output_gradients",
         "outputs",
@@ -59,6 +60,13 @@ class Plan:
             session, station = stations[0]
             if not (station.is_root or session.follows_recompute):
                 self.solo = (session, station, listeners[0])
+        self.light: tuple[Session, Station, Listener] | None = None
+        """The only one who asks here, if it is for an output and its gradient, and needs neither a
+        visit nor a frame: one more short way."""
+        if len(listeners) == len(self.outputs) == len(self.output_gradients) == len(stations) == 1:
+            session, station = stations[0]
+            if listeners[0].may_be_light and not station.is_root:
+                self.light = (session, station, listeners[0])
         asking = {one.station for one in listeners}
         self.only_variables = bool(inside) and (
             len(inside) == len(listeners)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookline._trees import Path
 from hookline.addresses import Inside, format_place, is_inside, parse_port
@@ -72,8 +72,9 @@ class Call:
         self.depth = 0
         """How many executions of the root are under way."""
         self.counts: dict[Station, int] = {}
-        self.short_ways: list[tuple[Junction, int]] = []
-        """Executions under way at modules where one listener asks for the output alone."""
+        self.short_ways: list[tuple[Junction, int, int]] = []
+        """Executions under way at modules where one listener asks for little: the module's
+        junction, which execution it is, and the version that its first argument came in with."""
         self.may_be_traced = "torch._dynamo" in sys.modules
         """Whether a part of it may be compiled, and looked at by the compiler."""
         self.grad_at_start = torch.is_grad_enabled()
@@ -245,6 +246,7 @@ class Listener:
         "gradients",
         "hooks_views",
         "inside",
+        "is_light",
         "leaf",
         "log",
         "most_seen",
@@ -260,6 +262,8 @@ class Listener:
 
     is_collective = False
     """Whether it wants all gradients of a port together, in `on_gradients`."""
+    may_be_light = False
+    """Whether it can do with a tensor and its gradient, whatever the visit: see `on_light`."""
     hears_missing = True
     """Whether it is told of tensors without a gradient when another of the port has one."""
 
@@ -290,6 +294,8 @@ class Listener:
         self.hooks_views = False
         """Whether a view that the module made gets a hook and no tap: cheaper, but a change of its
         memory in place afterwards ends it."""
+        self.is_light = False
+        """Whether it has seen that its value is a single tensor, so that the short way will do."""
         self.fired = 0
         """How often it had a value."""
         self.log: list[LogEntry] | None = None
@@ -344,6 +350,12 @@ class Listener:
         if self.is_collective:
             grad = self.on_gradients(visit, port, {leaf: grad}, task)[leaf]
         return grad
+
+    def on_light(self, output: Tensor) -> None:
+        """Receive an output that is a single tensor, inside a call that has grad."""
+
+    def on_light_gradient(self, grad: Tensor) -> None:
+        """Receive its gradient."""
 
     def on_leave(self, visit: Visit) -> None:
         """Learn that the forward it listens inside of is over."""

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hookline.runs.records import WIDTHS
+from hookline.runs.step_sources import Array, Integers
 from hookline.stats.rows import FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF
-
-Integers = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 _TINY = float(np.finfo(np.float32).tiny)
 _IS_COMPRESSED = 0x80

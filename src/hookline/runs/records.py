@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from hookline.stats.rows import COLUMNS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SITE_KINDS = ("value", "gradient", "parameter", "parameter gradient", "update", "moment")
 """What a site can be."""

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hookline.runs.database import Database, explain_failure
 from hookline.runs.documents import to_json, write_document
@@ -32,6 +31,7 @@ from hookline.runs.schema import RUN_FILE, TENSORS, VERSION, rank_file
 if TYPE_CHECKING:
     import sqlite3
 
+    import numpy.typing as npt
     from torch import Tensor
 
 ENDINGS = ("finished", "interrupted", "failed")

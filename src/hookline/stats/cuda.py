@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ _COUNT_BLOCK = 1024
 
 # Exact as float32, so that a few of them may be added there.
 _NARROW = frozenset({torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16})
+# Exact as float32, one by one.
+_SINGLE = _NARROW | {torch.float32}
 _DIRECT = _NARROW | {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
@@ -49,11 +51,14 @@ class _Launcher:
     Triton looks at every argument anew at each launch, which takes longer than many a kernel.
     """
 
+    is_quick: ClassVar[bool | None] = None
+    """Whether the short way gives what the usual one gives; None before that was tried."""
+
     def __init__(self, kernel: Any, *, warps: int = 8, **constants: Any) -> None:
         self._kernel = kernel
         self._warps = warps
         self._constants = constants
-        self._compiled: dict[Any, Any] = {}
+        self.compiled: dict[Any, Any] = {}
 
     def __call__(
         self,
@@ -67,9 +72,9 @@ class _Launcher:
 
         `key` tells apart what is compiled differently: dtypes, and which addresses are aligned.
         """
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            self._compiled[key] = self._kernel[(programs,)](
+        compiled = self.compiled.get(key)
+        if compiled is None or not _Launcher.is_quick:
+            self.compiled[key] = self._kernel[(programs,)](
                 *make_tensors(), **self._constants, num_warps=self._warps
             )
             return
@@ -169,21 +174,47 @@ class CudaLog:
         self._programs_at = self._programs.data_ptr()
         self._step = _Step()
         self._slot = 0
+        self._base = 0
+        """The number of the row in slot 0."""
+        self._ready: dict[tuple[torch.dtype, bool], Any] = {}
+        """Compiled kernels for plain tensors: by dtype, and whether their address is aligned."""
         self._lock = threading.Lock()
         self._streams: dict[int, torch.cuda.Stream] = {}
         common = {"BLOCK": _BLOCK, "UNROLL": _UNROLL}
         self._measure = {
             wide: _Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
         }
-        self._sketch = _Launcher(kernels.sketch, ROWS=_SKETCH_ROWS)
-        self._count = _Launcher(kernels.count, BLOCK=_COUNT_BLOCK)
+        self._sketch = {
+            wide: _Launcher(kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide) for wide in (False, True)
+        }
+        self._count: dict[Any, _Launcher] = {}
         self._update = {
             has: _Launcher(kernels.measure_update, HAS_GRAD=has, BLOCK=_COUNT_BLOCK)
             for has in (False, True)
         }
 
+        if _Launcher.is_quick is None:
+            _Launcher.is_quick = self._try_short_way()
+
+    def _try_short_way(self) -> bool:
+        """Compare the two ways to launch: the short one stands on how Triton is made inside."""
+        sample = torch.arange(5, dtype=torch.float32, device=self._device)
+        try:
+            for is_quick in (False, True):
+                _Launcher.is_quick = is_quick
+                self.add(sample)
+            usual, short = self.take().wait().rows
+        except (AttributeError, TypeError):
+            self._slot = 0
+            return False
+        return bool((usual == short).all())
+
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
+        if not extras and _is_direct(tensor):
+            row = self._add_directly(tensor)
+            if row >= 0:
+                return row
         prepared = None
         if extras or not _is_direct(tensor):
             prepared = prepare(tensor)
@@ -205,18 +236,54 @@ class CudaLog:
                     self._step.counts.append(self._counts_of(values, prepared, stream))
         return row
 
+    def _add_directly(self, tensor: Tensor) -> int:
+        """Measure a plain tensor of a known kind, in few steps; -1 where it takes more."""
+        at, size = tensor.data_ptr(), tensor.numel()
+        compiled = self._ready.get((tensor.dtype, at & 15 == 0))
+        if compiled is None or not 0 < size < _LARGE or current_cuda_device() != self._index:
+            return -1
+        stream = raw_cuda_stream(self._index)
+        with self._lock:
+            slot = self._slot
+            if stream not in self._streams or slot == _SLOTS:
+                return -1
+            self._slot = slot + 1
+            row: int = self._base + slot
+            compiled.run(
+                min(-(-size // _BLOCK), _MOST_PROGRAMS),
+                1,
+                1,
+                stream,
+                compiled.function,
+                compiled.packed_metadata,
+                None,
+                None,
+                None,
+                at,
+                size,
+                self._rows_at + slot * _SLOT_BYTES,
+                self._programs_at + 4 * slot,
+                _BLOCK,
+                _UNROLL,
+                tensor.dtype not in _NARROW,
+            )
+        return row
+
     def _launch_measure(self, values: Tensor, slot: int, stream: int) -> None:
         size = values.numel()
         if not size:
             return
         at, kind = values.data_ptr(), values.dtype
-        self._measure[kind not in _NARROW](
+        launcher = self._measure[kind not in _NARROW]
+        launcher(
             (kind, at % 16 == 0, size >= _LARGE),
             min(-(-size // _BLOCK), _MOST_PROGRAMS),
             stream,
             (at, size, self._rows_at + slot * _SLOT_BYTES, self._programs_at + 4 * slot),
             lambda: (values, size, self._partials[slot], self._programs[slot:]),
         )
+        if size < _LARGE and _Launcher.is_quick:
+            self._ready[kind, at % 16 == 0] = launcher.compiled[kind, at % 16 == 0, False]
 
     def _sketch_of(self, tensor: Tensor, stream: int) -> Tensor:
         ordered = prepare(tensor, ordered=True)
@@ -233,7 +300,7 @@ class CudaLog:
             programs = min(-(-size // (_SKETCH_ROWS * SKETCH_WIDTH)), _SKETCH_PROGRAMS)
             out = torch.empty((programs, SKETCH_WIDTH), dtype=torch.float64, device=self._device)
             at = values.data_ptr()
-            self._sketch(
+            self._sketch[values.dtype not in _SINGLE](
                 (values.dtype, at % 16 == 0, size >= _LARGE),
                 programs,
                 stream,
@@ -243,18 +310,26 @@ class CudaLog:
             return out.sum(0)
 
     def _counts_of(self, values: Tensor, prepared: Prepared, stream: int) -> Tensor:
-        size = values.numel()
-        tiny, huge = prepared.limits
+        size, kind = values.numel(), values.dtype
         with undisturbed():
             out = torch.zeros(4 + BINS, dtype=torch.int64, device=self._device)
             if size:
                 at = values.data_ptr()
-                self._count(
-                    (values.dtype, at % 16 == 0, size >= _LARGE),
+                launcher = self._count.get((kind, prepared.limits))
+                if launcher is None:
+                    # Constants, because Triton takes a number that is none as float32.
+                    tiny, huge = prepared.limits
+                    wide = kind not in _SINGLE
+                    launcher = _Launcher(
+                        kernels.count, TINY=tiny, HUGE=huge, BLOCK=_COUNT_BLOCK, WIDE=wide
+                    )
+                    self._count[kind, prepared.limits] = launcher
+                launcher(
+                    (kind, at % 16 == 0, size >= _LARGE),
                     min(-(-size // _COUNT_BLOCK), _COUNT_PROGRAMS),
                     stream,
-                    (at, size, tiny, huge, out.data_ptr(), out.data_ptr() + 32),
-                    lambda: (values, size, tiny, huge, out, out[4:]),
+                    (at, size, out.data_ptr(), out.data_ptr() + 32),
+                    lambda: (values, size, out, out[4:]),
                 )
             return torch.cat((out[:3], out[4:])).to(torch.float64)
 
@@ -293,6 +368,7 @@ class CudaLog:
         with self._lock, self._on_device(), undisturbed():
             self._merge()
             step, self._step = self._step, _Step()
+            self._base = 0
             groups = (
                 [one.flatten() for one in step.merged],
                 step.sketches,
@@ -314,7 +390,7 @@ class CudaLog:
 
     def _use_stream(self) -> int:
         """Give the stream that work goes to now; all that were used are remembered."""
-        stream = raw_cuda_stream(self._index)
+        stream: int = raw_cuda_stream(self._index)
         if stream not in self._streams:
             self._streams[stream] = torch.cuda.current_stream(self._index)
         return stream
@@ -326,7 +402,7 @@ class CudaLog:
                 self._merge()
         slot = self._slot
         self._slot += 1
-        return len(self._step.merged) * _SLOTS + slot, slot
+        return self._base + slot, slot
 
     def _merge(self) -> None:
         """Merge the partial rows so far, and begin again at the first slot."""
@@ -345,6 +421,7 @@ class CudaLog:
                 other.wait_stream(here)  # the slots are written again there
         self._streams = {here.cuda_stream: here}
         self._step.merged.append(rows)
+        self._base += self._slot
         self._slot = 0
 
 

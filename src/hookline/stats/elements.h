@@ -4,6 +4,7 @@
  * stay in the first-level cache.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -29,7 +30,7 @@ typedef int32_t ints __attribute__((vector_size(BYTES)));
 typedef int64_t longs __attribute__((vector_size(BYTES)));
 
 /* A block holds whole rows of the sketch. */
-#define BLOCK 2048
+#define BLOCK 4096
 
 enum kind { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL };
 static const int SIZES[] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
@@ -42,10 +43,9 @@ typedef struct {
     double scale;
 } source;
 
+/* Room for one block: as it was gathered, as numbers, and for what is made of them. */
 typedef struct {
-    char raw[BLOCK * 8];
-    float single[BLOCK];
-    double wide[BLOCK];
+    double raw[BLOCK], numbers[BLOCK], spare[BLOCK], before[BLOCK], slope[BLOCK];
 } scratch;
 
 #define LOAD(type, from) ({ type loaded_; memcpy(&loaded_, (from), sizeof loaded_); loaded_; })
@@ -112,46 +112,47 @@ static void widen_float16(const uint16_t *from, float *to, int count) {
 }
 
 /* Give where elements `start` to `start + count` lie side by side. */
-static const void *gather(const source *from, int64_t start, int count, scratch *room) {
+static const void *gather(const source *from, int64_t start, int count, void *raw) {
     int size = SIZES[from->kind];
     if (from->inner == from->stride) return from->data + start * size;
     int64_t run = start / from->inner, within = start % from->inner;
     for (int filled = 0; filled < count; run++, within = 0) {
         int64_t left = from->inner - within;
         int taken = left < count - filled ? (int)left : count - filled;
-        memcpy(room->raw + (size_t)filled * size,
+        memcpy((char *)raw + (size_t)filled * size,
                from->data + (run * from->stride + within) * size, (size_t)taken * size);
         filled += taken;
     }
-    return room->raw;
+    return raw;
 }
 
-/* Give a block as float32, or as float64 where float32 does not hold the kind exactly. */
-static int load(const source *from, int64_t start, int count, scratch *room,
-                const float **single, const double **wide) {
-    const void *raw = gather(from, start, count, room);
-    *single = room->single;
-    *wide = room->wide;
+/* Give a block as float32, or as float64 where float32 does not hold the kind exactly: one of
+ * the two. What needs converting is written to `numbers`. */
+static void load(const source *from, int64_t start, int count, void *raw, void *numbers,
+                 const float **single, const double **wide) {
+    const void *data = gather(from, start, count, raw);
+    float *to_single = numbers;
+    double *to_wide = numbers;
+    *single = NULL, *wide = NULL;
 #define CONVERT(type, to, expression)                       \
     do {                                                    \
-        const type *x = raw;                                \
+        const type *x = data;                               \
         for (int i = 0; i < count; i++) to[i] = expression; \
     } while (0)
     switch (from->kind) {
-    case F32: *single = raw; return 0;
-    case BF16: CONVERT(uint16_t, room->single, from_bits((uint32_t)x[i] << 16)); return 0;
-    case F16: widen_float16(raw, room->single, count); return 0;
-    case I8: CONVERT(int8_t, room->single, (float)x[i]); return 0;
-    case I16: CONVERT(int16_t, room->single, (float)x[i]); return 0;
-    case U8: CONVERT(uint8_t, room->single, (float)x[i]); return 0;
-    case BOOL: CONVERT(uint8_t, room->single, (float)(x[i] != 0)); return 0;
-    case I32: CONVERT(int32_t, room->wide, (double)x[i]); return 1;
-    case I64: CONVERT(int64_t, room->wide, (double)x[i]); return 1;
+    case F32: *single = data; return;
+    case BF16: CONVERT(uint16_t, to_single, from_bits((uint32_t)x[i] << 16)); break;
+    case F16: widen_float16(data, to_single, count); break;
+    case I8: CONVERT(int8_t, to_single, (float)x[i]); break;
+    case I16: CONVERT(int16_t, to_single, (float)x[i]); break;
+    case U8: CONVERT(uint8_t, to_single, (float)x[i]); break;
+    case BOOL: CONVERT(uint8_t, to_single, (float)(x[i] != 0)); break;
+    case I32: CONVERT(int32_t, to_wide, (double)x[i]); *wide = to_wide; return;
+    case I64: CONVERT(int64_t, to_wide, (double)x[i]); *wide = to_wide; return;
     case F64:
-        if (from->scale == 1) *wide = raw;
-        else CONVERT(double, room->wide, x[i] * from->scale);
-        return 1;
+        *wide = from->scale == 1 ? data : to_wide;
+        if (from->scale != 1) CONVERT(double, to_wide, x[i] * from->scale);
+        return;
     }
-    return 0;
+    *single = to_single;
 }
-

@@ -17,9 +17,10 @@
 
 /* Chunks are what threads take; they do not depend on how many threads there are, so neither does
  * any result. */
-#define CHUNK (128 * BLOCK)
+#define CHUNK (64 * BLOCK)
 #define WIDTH 64
 #define MOST_THREADS 64
+#define STACK (1 << 20)
 
 /* A block whose mean is beyond a hundred times its spread is centred before it is squared. */
 #define LEAST_SPREAD 1e-4
@@ -50,9 +51,21 @@ static double add_up(doubles a, doubles b, doubles c, doubles d) {
     return total;
 }
 
+/* Where a product can be added in one instruction, some sums are products with 1: the pipes that
+ * add also convert, and would be the narrowest place. It must not be known to be 1. */
+#if defined(__FMA__)
+static volatile double ONE = 1;
+#define TIMES_ONE(x) ((x) * one)
+#else
+#define TIMES_ONE(x) (x)
+#endif
+
 static sums sum_single(const float *x, int count) {
     doubles s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, q0 = {0}, q1 = {0}, q2 = {0}, q3 = {0};
     floats low0 = (floats){0} + INFINITY, low1 = low0, high0 = -low0, high1 = high0;
+#if defined(__FMA__)
+    doubles one = (doubles){0} + ONE;
+#endif
     int i = 0;
     for (; i + 2 * FLOATS <= count; i += 2 * FLOATS) {
         floats a = LOAD(floats, x + i), b = LOAD(floats, x + i + FLOATS);
@@ -60,7 +73,7 @@ static sums sum_single(const float *x, int count) {
         low1 = LESSER(b, low1), high1 = GREATER(b, high1);
         doubles a0 = WIDEN(x + i), a1 = WIDEN(x + i + DOUBLES);
         doubles b0 = WIDEN(x + i + 2 * DOUBLES), b1 = WIDEN(x + i + 3 * DOUBLES);
-        s0 += a0, s1 += a1, s2 += b0, s3 += b1;
+        s0 += TIMES_ONE(a0), s1 += a1, s2 += TIMES_ONE(b0), s3 += b1;
         q0 += a0 * a0, q1 += a1 * a1, q2 += b0 * b0, q3 += b1 * b1;
     }
     low0 = LESSER(low0, low1), high0 = GREATER(high0, high1);
@@ -109,41 +122,62 @@ static sums sum_wide(const double *x, int count, double centre) {
     return all;
 }
 
-/* Copy the finite elements side by side and count the others. */
-static int put_aside(const float *single, const double *wide, int count, double *to, part *into) {
-    int kept = 0;
-    for (int i = 0; i < count; i++) {
-        double value = single ? (double)single[i] : wide[i];
-        to[kept] = value;
-        if (isfinite(value)) kept++;
-        else if (isnan(value)) into->nan++;
-        else if (value > 0) into->posinf++;
-        else into->neginf++;
-    }
-    return kept;
+/* Count the elements that are not finite; give the first that is, or NaN. */
+static double count_others(const float *single, const double *wide, int count, part *into) {
+    int nan = 0, posinf = 0, neginf = 0;
+#define COUNT(x)                                                       \
+    for (int i = 0; i < count; i++) {                                  \
+        nan += (x)[i] != (x)[i];                                       \
+        posinf += (x)[i] == INFINITY, neginf += (x)[i] == -INFINITY;   \
+    }                                                                  \
+    into->nan = nan, into->posinf = posinf, into->neginf = neginf;     \
+    into->finite = count - nan - posinf - neginf;                      \
+    for (int i = 0; i < count; i++)                                    \
+        if (isfinite((x)[i])) return (x)[i];
+    if (single) { COUNT(single) } else { COUNT(wide) }
+    return NAN;
 }
 
-/* Measure a block; exactly one of `single` and `wide` is there. `room` may be `wide` itself. */
-static part measure_block(const float *single, const double *wide, int count, double pivot,
-                          double *room) {
+/* Copy a block as float64 with another number in place of each that is not finite. */
+static void fill(const float *single, const double *wide, int count, double other, double *to) {
+    if (single)
+        for (int i = 0; i < count; i++)
+            to[i] = fabsf(single[i]) <= FLT_MAX ? (double)single[i] : other;
+    else
+        for (int i = 0; i < count; i++) to[i] = fabs(wide[i]) <= DBL_MAX ? wide[i] : other;
+}
+
+/* Measure a block that has non-finite elements, or whose squares would lose its spread. In place
+ * of a non-finite element stands first any finite one, which leaves the extremes alone, and then
+ * the centre, which adds nothing to the distances from it. */
+static part measure_with_care(const float *single, const double *wide, int count, double pivot,
+                              double *spare) {
     part block = NOTHING;
-    sums raw = single ? sum_single(single, count) : sum_wide(wide, count, 0);
-    double spread = raw.square - raw.sum * (raw.sum / count);
-    if (isfinite(raw.sum) && isfinite(raw.square) && spread > LEAST_SPREAD * raw.square) {
-        block.finite = count, block.low = raw.low, block.high = raw.high;
-        block.sum = raw.sum - count * pivot, block.m2 = spread;
-        return block;
-    }
-    count = put_aside(single, wide, count, room, &block);
-    if (!count) return block;
-    raw = sum_wide(room, count, 0);
+    double some = count_others(single, wide, count, &block);
+    if (!block.finite) return block;
+    fill(single, wide, count, some, spare);
+    sums raw = sum_wide(spare, count, 0);
     double centre = raw.low == raw.high ? raw.low : raw.sum / count;
-    sums near = sum_wide(room, count, centre);
-    block.finite = count, block.low = raw.low, block.high = raw.high;
-    block.sum = count * (centre - pivot) + near.sum;
-    block.m2 = near.square - near.sum * (near.sum / count);
+    if (block.finite < count) fill(single, wide, count, centre, spare);
+    sums near = sum_wide(spare, count, centre);
+    block.low = raw.low, block.high = raw.high;
+    block.sum = block.finite * (centre - pivot) + near.sum;
+    block.m2 = near.square - near.sum * (near.sum / block.finite);
     if (!(block.m2 > 0)) block.m2 = 0;
     block.overflowed = !isfinite(near.square) || !isfinite(block.sum);
+    return block;
+}
+
+/* Measure a block; exactly one of `single` and `wide` is there. */
+static part measure_block(const float *single, const double *wide, int count, double pivot,
+                          double *spare) {
+    sums raw = single ? sum_single(single, count) : sum_wide(wide, count, 0);
+    double spread = raw.square - raw.sum * (raw.sum / count);
+    if (!(isfinite(raw.sum) && isfinite(raw.square) && spread > LEAST_SPREAD * raw.square))
+        return measure_with_care(single, wide, count, pivot, spare);
+    part block = NOTHING;
+    block.finite = count, block.low = raw.low, block.high = raw.high;
+    block.sum = raw.sum - count * pivot, block.m2 = spread;
     return block;
 }
 
@@ -233,35 +267,30 @@ typedef struct {
 /* Give the distances of a block of two tensors, and count the elements that should have moved. */
 static const double *subtract(const task *job, int64_t start, int count, scratch *room,
                               double *update) {
-    static const float NO_SINGLE[1];
-    const float *single = NO_SINGLE;
-    const double *wide;
-    double before[BLOCK];
-    char given[BLOCK];
-    memset(given, 1, (size_t)count);
-    if (job->grad) {
-        int is_wide = load(job->grad, start, count, room, &single, &wide);
-        if (is_wide) for (int i = 0; i < count; i++) given[i] = wide[i] != 0;
-        else for (int i = 0; i < count; i++) given[i] = single[i] != 0;
-    }
-    if (load(job->from, start, count, room, &single, &wide))
-        memcpy(before, wide, (size_t)count * sizeof *before);
-    else for (int i = 0; i < count; i++) before[i] = single[i];
-    int given_count = 0, lost = 0;
-    if (load(job->after, start, count, room, &single, &wide)) {
-        for (int i = 0; i < count; i++) {
-            given_count += given[i], lost += given[i] & (wide[i] == before[i]);
-            room->wide[i] = wide[i] - before[i];
-        }
-    } else {
-        for (int i = 0; i < count; i++) {
-            double value = single[i];
-            given_count += given[i], lost += given[i] & (value == before[i]);
-            room->wide[i] = value - before[i];
-        }
-    }
-    update[0] += given_count, update[1] += lost;
-    return room->wide;
+    const float *old, *new, *slope = NULL;
+    const double *wide_old, *wide_new, *wide_slope = NULL;
+    load(job->from, start, count, NULL, room->before, &old, &wide_old);
+    load(job->after, start, count, NULL, room->numbers, &new, &wide_new);
+    if (job->grad) load(job->grad, start, count, NULL, room->slope, &slope, &wide_slope);
+    double *apart = room->raw;
+    int given = 0, lost = 0;
+#define SUBTRACT(old, new, slope)                                                        \
+    for (int i = 0; i < count; i++) apart[i] = (double)(new)[i] - (double)(old)[i];      \
+    if (slope)                                                                           \
+        for (int i = 0; i < count; i++)                                                  \
+            given += (slope)[i] != 0, lost += ((slope)[i] != 0) & ((new)[i] == (old)[i]); \
+    else                                                                                 \
+        for (int i = 0; i < count; i++) given++, lost += (new)[i] == (old)[i];
+    if (old) { SUBTRACT(old, new, slope) } else { SUBTRACT(wide_old, wide_new, wide_slope) }
+    update[0] += given, update[1] += lost;
+    return apart;
+}
+
+/* Give a block of what a call is about, as one of `single` and `wide`. */
+static void load_block(const task *job, int64_t start, int count, scratch *room, double *update,
+                       const float **single, const double **wide) {
+    if (!job->after) load(job->from, start, count, room->raw, room->numbers, single, wide);
+    else *single = NULL, *wide = subtract(job, start, count, room, update);
 }
 
 static void measure_chunk(const task *job, int64_t chunk, scratch *room) {
@@ -270,11 +299,10 @@ static void measure_chunk(const task *job, int64_t chunk, scratch *room) {
     part all = NOTHING;
     for (; start < end; start += BLOCK) {
         int count = end - start < BLOCK ? (int)(end - start) : BLOCK;
-        const float *single = NULL;
-        const double *wide = NULL;
-        if (job->after) wide = subtract(job, start, count, room, job->updates + 2 * chunk);
-        else if (load(job->from, start, count, room, &single, &wide)) single = NULL;
-        part block = measure_block(single, wide, count, job->pivot, room->wide);
+        const float *single;
+        const double *wide;
+        load_block(job, start, count, room, job->updates + 2 * chunk, &single, &wide);
+        part block = measure_block(single, wide, count, job->pivot, room->spare);
         if (job->sketches)
             sketch_block(single, wide, count, start, &block, job->sketches + chunk * WIDTH);
         merge(&all, &block);
@@ -293,17 +321,17 @@ static void *take_chunks(void *argument) {
 
 /* Give what the first block with finite elements lies around, if that is far from 0 beside its
  * spread: distances from it keep the digits that a sum of large numbers would lose. */
-static double find_pivot(const task *job, scratch *room) {
+static double find_pivot(const task *job) {
     double unused[2];
+    scratch room;
     if (job->from->count <= BLOCK) return 0;
     for (int64_t start = 0; start < job->from->count; start += BLOCK) {
         int64_t left = job->from->count - start;
         int count = left < BLOCK ? (int)left : BLOCK;
-        const float *single = NULL;
-        const double *wide = NULL;
-        if (job->after) wide = subtract(job, start, count, room, unused);
-        else if (load(job->from, start, count, room, &single, &wide)) single = NULL;
-        part block = measure_block(single, wide, count, 0, room->wide);
+        const float *single;
+        const double *wide;
+        load_block(job, start, count, &room, unused, &single, &wide);
+        part block = measure_block(single, wide, count, 0, room.spare);
         if (!block.finite) continue;
         double mean = block.sum / block.finite;
         int is_far = block.m2 <= LEAST_SPREAD * mean * mean * block.finite;
@@ -318,8 +346,14 @@ static part run_chunks(task *job, int threads) {
     job->taken = 0;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads > job->chunks) threads = (int)job->chunks;
-    while (running < threads - 1 && !pthread_create(&started[running], NULL, take_chunks, job))
-        running++;
+    pthread_attr_t attributes;
+    if (threads > 1 && !pthread_attr_init(&attributes)) {
+        pthread_attr_setstacksize(&attributes, STACK);
+        while (running < threads - 1
+               && !pthread_create(&started[running], &attributes, take_chunks, job))
+            running++;
+        pthread_attr_destroy(&attributes);
+    }
     take_chunks(job);
     while (running) pthread_join(started[--running], NULL);
     part all = NOTHING;
@@ -340,7 +374,6 @@ static int measure(task *job, source *sources[3], int threads, double *row, floa
     part one = NOTHING, *parts = &one;
     double one_sketch[WIDTH] = {0}, one_update[2] = {0};
     double *sketches = sketch ? one_sketch : NULL, *updates = update ? one_update : NULL;
-    scratch room;
     int failed = 0;
     job->chunks = (job->from->count + CHUNK - 1) / CHUNK;
     if (job->chunks > 1) {
@@ -351,7 +384,7 @@ static int measure(task *job, source *sources[3], int threads, double *row, floa
     }
     if (!failed) {
         job->parts = parts, job->sketches = sketches, job->updates = updates;
-        job->pivot = find_pivot(job, &room);
+        job->pivot = find_pivot(job);
         part all = run_chunks(job, threads);
         double mean = mean_of(&all, job->pivot), m2 = all.m2;
         for (int j = 0; sketch && j < WIDTH; j++) {
@@ -367,7 +400,7 @@ static int measure(task *job, source *sources[3], int threads, double *row, floa
             for (int i = 0; i < 3; i++)
                 if (sources[i]) sources[i]->scale = SHRINK;
             job->sketches = NULL;
-            job->pivot = find_pivot(job, &room);
+            job->pivot = find_pivot(job);
             part small = run_chunks(job, threads);
             mean = mean_of(&small, job->pivot) / SHRINK, m2 = small.m2 / SHRINK / SHRINK;
         }
@@ -426,15 +459,17 @@ int hookline_count(const void *data, int64_t count, int kind, double tiny, doubl
         const float *single;
         const double *wide;
         int block_zeros = 0, block_below = 0, block_above = 0;
-        if (load(&from, start, size, &room, &single, &wide)) {
+        load(&from, start, size, room.raw, room.numbers, &single, &wide);
+        if (wide) {
             for (int i = 0; i < size; i++) {
                 double value = fabs(wide[i]);
-                int exponent = (int)(to_wide_bits(value) >> 52);
-                int bin = exponent == 2047 ? 255 : exponent - 1023 + 127;
-                if (exponent < 2047) bin = bin < 0 ? 0 : bin > 254 ? 254 : bin;
-                bins[i & 3][bin]++;
                 block_zeros += value == 0, block_below += (value > 0) & (value < tiny);
                 block_above += (value > huge) & (value < INFINITY);
+            }
+            for (int i = 0; i < size; i++) {
+                int exponent = (int)(to_wide_bits(wide[i]) >> 52 & 2047) - 1023 + 127;
+                int bin = exponent < 0 ? 0 : exponent > 254 ? 254 : exponent;
+                bins[i & 3][exponent == 1024 + 127 ? 255 : bin]++;
             }
         } else {
             float least = (float)tiny, most = (float)huge;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -12,7 +12,10 @@ from hookline.hooks.functions import check_leaf
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Session
 from hookline.watchers.listening import CallListener, WatchListener
+from hookline.watchers.options import Options
 from hookline.watchers.recording import Recorder
+
+_MOST_NAMED = 10
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
@@ -39,13 +42,8 @@ class Attachment:
     def __init__(
         self,
         models: Mapping[str, nn.Module],
-        sites: Selector | None,
+        options: Options,
         recorder: Recorder,
-        *,
-        gradients: bool,
-        with_inference: bool,
-        every: Mapping[str, int],
-        tell_call: Callable[[], None],
     ) -> None:
         self._sessions: list[Session] = []
         self._clocks: list[Session] = []
@@ -54,16 +52,14 @@ class Attachment:
         for prefix, model in models.items():
             clock = Session(model, "the clock of hl.watch")
             clock.follows_recompute = False
-            root = next(iter(clock.stations))
-            clock.listen(CallListener(clock, root, tell_call))
             self._clocks.append(clock)
-            if sites is None:
+            if options.sites is None:
                 continue
             session = Session(model, "hl.watch")
             session.is_reusable = True
-            session.follows_recompute = gradients
+            session.follows_recompute = options.gradients
             assert session.tree is not None
-            found = _choose(session, sites, gradients=gradients)
+            found = _choose(session, options.sites, gradients=options.gradients)
             listeners: dict[object, WatchListener] = {}
             for site in found:
                 key = (id(site.module), site.port, site.leaf)
@@ -78,24 +74,23 @@ class Attachment:
                         site,
                         recorder,
                         prefix=prefix,
-                        with_inference=with_inference,
+                        with_inference=options.with_inference,
                     )
                     session.listen(listener)
                 if site.is_grad:
                     listener.gradients = True
                 else:
                     listener.values = True
-            for pattern, stride in every.items():
-                for site in resolve(session.tree, pattern, default_port="output"):
-                    for listener in listeners.values():
-                        if listener.station.module is site.module:
-                            listener.every = stride
+            if len(options.strides) > 1:
+                _set_strides(session, listeners.values(), options.strides)
             self.listeners += listeners.values()
             self._sessions.append(session)
 
-    def start(self) -> None:
+    def start(self, tell_call: Callable[[], None]) -> None:
         """Notice calls of the models from now on."""
         for clock in self._clocks:
+            root = clock.stations[0]
+            clock.listen(CallListener(clock, root, tell_call))
             clock.open()
 
     def attach(self) -> None:
@@ -120,11 +115,32 @@ class Attachment:
         for clock in self._clocks:
             clock.close()
 
-    def choose(self, step: int) -> None:
+    def unheard(self) -> list[str]:
+        """Name the sites where nothing has been measured."""
+        never = [one.address for one in self.listeners if not one.has_measured]
+        if not never or len(never) == len(self.listeners):
+            return []
+        shown = ", ".join(f"`{one}`" for one in never[:_MOST_NAMED])
+        more = f" and {len(never) - _MOST_NAMED} more" if len(never) > _MOST_NAMED else ""
+        return [f"never ran while it was watched: {shown}{more}"]
+
+    def begin_step(self, step: int) -> None:
         """Let those listen whose turn it is in the step that begins."""
         for one in self.listeners:
             one.end_step()
             one.is_due = step % one.every == 0
+
+
+def _set_strides(
+    session: Session, listeners: Iterable[WatchListener], strides: Mapping[str, int]
+) -> None:
+    """Give each listener its stride: that of the last pattern that names its module."""
+    assert session.tree is not None
+    for pattern, stride in strides.items():
+        named = {id(site.module) for site in resolve(session.tree, pattern, default_port="output")}
+        for listener in listeners:
+            if id(listener.station.module) in named:
+                listener.every = stride
 
 
 def _choose(session: Session, sites: Selector, *, gradients: bool) -> list[Site]:

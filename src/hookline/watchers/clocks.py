@@ -66,7 +66,7 @@ class Clock:
                 Clock._own_step = None
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        has_closure = len(args) > 1 and args[1] is not None or kwargs.get("closure") is not None
+        has_closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         self._hearer.before_step(optimizer, has_closure=has_closure)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

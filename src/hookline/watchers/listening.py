@@ -26,6 +26,7 @@ class WatchListener(Listener):
 
     __slots__ = (
         "_expects",
+        "_grad_id",
         "_ids",
         "_prefix",
         "_value_id",
@@ -36,6 +37,7 @@ class WatchListener(Listener):
     )
 
     hears_missing = False
+    may_be_light = True
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class WatchListener(Listener):
         self._expects = False
         """Whether a gradient of this step's value is due and has not come."""
         self._prefix = prefix
-        self._value_id = -1
+        self._value_id = self._grad_id = -1
         self._ids: dict[tuple[str, Path, bool], int] = {}
 
     def on_input(
@@ -87,6 +89,19 @@ class WatchListener(Listener):
                 self._measure(self.port, output)
         return output
 
+    def on_light(self, output: Tensor) -> None:
+        if self.is_due and self.recorder.is_on:
+            self._expects = output.requires_grad
+            self.recorder.measure(self._value_id, output)
+
+    def on_light_gradient(self, grad: Tensor) -> None:
+        self._expects = False
+        if self.is_due and self.recorder.is_on:
+            if self._grad_id >= 0:
+                self.recorder.measure(self._grad_id, grad)
+            else:
+                self._measure_one("output", (), grad, is_grad=True)
+
     def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
         if self._hears(visit):
             self._measure(port, value)
@@ -99,6 +114,11 @@ class WatchListener(Listener):
         if grad is not None and self.is_due and self.recorder.is_on:
             self._measure_one(port, leaf, grad, is_grad=True)
         return grad
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether anything was ever measured here."""
+        return bool(self._ids)
 
     def end_step(self) -> None:
         """Turn to taps where a view's gradient did not come: it was changed in place, maybe."""
@@ -129,9 +149,12 @@ class WatchListener(Listener):
         number = self._ids.get(key)
         if number is None:
             number = self._ids[key] = self.recorder.new_site(self._describe(key), tensor)
-            if port == "output" and not path and not is_grad:
-                self._value_id = number
-        self.fired += 1
+            if port == "output" and not path:
+                if is_grad:
+                    self._grad_id = number
+                else:
+                    self._value_id = number
+                    self.is_light = not self.leaf
         self.recorder.measure(number, tensor)
 
     def _describe(self, key: tuple[str, Path, bool]) -> Callable[[int, Tensor], SiteFacts]:

@@ -6,6 +6,7 @@ against each other, and the stride follows what was measured.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import deque
@@ -60,6 +61,11 @@ class Cost:
         if self.ratio is None or not self.steps:
             return None
         return max(0.0, self.ratio - 1) * self.watched / self.steps
+
+    def facts(self) -> dict[str, float | int | None]:
+        """Write it so that JSON can hold it."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: getattr(self, name) for name in (*names, "ratio", "overhead")}
 
     def __str__(self) -> str:
         if self.overhead is None or self.ratio is None:

@@ -82,45 +82,41 @@ class Harvest:
 
 
 def _sort_by_site(events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
-    """Merge the rows of each site; sites keep the order of their numbers."""
-    if not events:
-        return []
-    parts: dict[str, list[tuple[Any, Any]]] = {"rows": [], "sketch": [], "counts": [], "hist": []}
+    """Merge what was measured of each site; sites keep the order of their numbers."""
+    parts: dict[str, list[tuple[Any, Any]]] = {}
     for log, one in measured.items():
         own = [(site, row) for site, row, where in events if where is log]
         if not own:
             continue
         sites, rows = np.array(own, dtype=np.int64).T
-        parts["rows"].append((sites, one.rows[rows]))
-        for name, numbers, values in (
+        parts.setdefault("rows", []).append((sites, one.rows[rows]))
+        for kind, numbers, values in (
             ("sketch", one.sketched, one.sketches),
             ("counts", one.counted, one.counts),
-            ("hist", one.counted, one.histograms),
+            ("histogram", one.counted, one.histograms),
         ):
             if len(numbers):
                 place = np.full(len(one.rows), -1)
                 place[numbers] = np.arange(len(numbers))
                 at = place[rows]
-                parts[name].append((sites[at >= 0], values[at[at >= 0]]))
-    blocks = []
-    for name, kind in (
-        ("rows", "rows"),
-        ("sketch", "sketch"),
-        ("counts", "counts"),
-        ("hist", "histogram"),
-    ):
-        if parts[name]:
-            sites = np.concatenate([one[0] for one in parts[name]])
-            values = np.concatenate([one[1] for one in parts[name]])
-            unique, groups = np.unique(sites, return_inverse=True)
-            if name == "rows":
-                merged = merge_rows(values, groups, len(unique))
-            else:
-                merged = np.zeros((len(unique), values.shape[1]), dtype=np.float64)
-                np.add.at(merged, groups, values)
-                merged = merged.astype(values.dtype)
-            blocks.append(Block(kind, unique.astype(np.int32), merged))
-    return blocks
+                parts.setdefault(kind, []).append((sites[at >= 0], values[at[at >= 0]]))
+    return [_merge(kind, found) for kind, found in parts.items()]
+
+
+def _merge(kind: str, found: list[tuple[Any, Any]]) -> Block:
+    """Put together what several logs and visits gave of one kind."""
+    values = np.concatenate([one[1] for one in found])
+    unique, groups = np.unique(np.concatenate([one[0] for one in found]), return_inverse=True)
+    if kind == "rows":
+        merged = merge_rows(values, groups, len(unique))
+    elif len(unique) == len(values):
+        merged = np.empty_like(values)
+        merged[groups] = values
+    else:
+        merged = np.zeros((len(unique), values.shape[1]), dtype=np.float64)
+        np.add.at(merged, groups, values)
+        merged = merged.astype(values.dtype)
+    return Block(kind, unique.astype(np.int32), merged)
 
 
 def _sort_updates(
@@ -170,8 +166,15 @@ class Recorder:
         self._last: weakref.ref[Tensor] | None = None
         self._last_event: tuple[int, int, Log] | None = None
 
+        self.has_given_up = False
+        """Whether nothing will be measured any more: writing failed, or this is a fork."""
         self.own_seconds = 0.0
         """Time spent here in the step under way."""
+
+    def give_up(self) -> None:
+        """Measure nothing any more, whoever asks."""
+        self.is_on = False
+        self.has_given_up = True
 
     @property
     def has_events(self) -> bool:
@@ -260,7 +263,7 @@ class Recorder:
     def start_step(self, extras: Extras, *, is_on: bool) -> None:
         """Begin a step; what is measured from now on belongs to it."""
         self.extras = int(extras)  # a plain number: hooks test it again and again
-        self.is_on = is_on
+        self.is_on = is_on and not self.has_given_up
         self._started = time.perf_counter()
         self.own_seconds = 0.0
 

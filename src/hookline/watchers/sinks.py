@@ -31,9 +31,10 @@ DEFAULT_STATS = ("rms", "absmax", "nan", "inf")
 
 
 def scalars_of(
-    record: StepRecord, facts: Sequence[SiteFacts], stats: Sequence[str] = DEFAULT_STATS
+    record: StepRecord, facts: Sequence[SiteFacts], stats: Sequence[str] | None = None
 ) -> Scalars:
-    """Gather the numbers of a step."""
+    """Gather the numbers of a step: these statistics of each site, and what was logged."""
+    stats = DEFAULT_STATS if stats is None else stats
     values = dict(record.scalars)
     for block in record.blocks:
         if block.kind == "rows":

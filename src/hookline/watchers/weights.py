@@ -222,7 +222,9 @@ class Weights:
 def _is_number(group: dict[str, Any]) -> bool:
     """Tell whether a learning rate can be read without waiting for a device."""
     rate = group.get("lr")
-    return isinstance(rate, (int, float)) or (isinstance(rate, Tensor) and rate.device.type == "cpu")
+    return isinstance(rate, (int, float)) or (
+        isinstance(rate, Tensor) and rate.device.type == "cpu"
+    )
 
 
 _KINDS = {"": "parameter", "grad": "parameter gradient", "update": "update"}

@@ -1,0 +1,127 @@
+"""Where steps go: into memory, into the run folder, to sinks and to the terminal.
+
+All of it happens in a thread of its own. What fails there ends the writing with one message, and
+never the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hookline._errors import HooklineError
+from hookline.runs import RecentSteps, RunWriter, SiteFacts, StepRecord
+from hookline.watchers.pacing import Cost
+from hookline.watchers.progress import ProgressLine
+from hookline.watchers.recording import Harvest
+from hookline.watchers.sinks import Sink, scalars_of
+from hookline.watchers.working import Worker, say
+
+MOST_WAITING = 200
+"""Steps that may wait for the disk; more are left out rather than fill the memory."""
+
+
+class Delivery:
+    """Bring each step to where it is kept."""
+
+    def __init__(
+        self,
+        writer: RunWriter | None,
+        *,
+        keep: int,
+        sinks: Sequence[Sink],
+        progress: ProgressLine | None,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.recent = RecentSteps(keep)
+        self.writer = writer
+        self.left_out = 0
+        """Steps that were not written because too many waited."""
+        self._sinks = list(sinks)
+        self._progress = progress
+        self._facts: list[SiteFacts] = []
+        self._on_failure = on_failure
+        self._worker = Worker("hookline-watch", self._fail)
+
+    def take(self, harvest: Harvest) -> None:
+        """Take a step that ended; returns at once."""
+        if self._worker.waiting > MOST_WAITING:
+            self.left_out += 1
+            sites = harvest.sites
+            self._worker.put(lambda: self._add_sites(sites))
+            return
+        self._worker.put(lambda: self._bring(harvest))
+
+    def add_finding(self, finding: Mapping[str, Any]) -> None:
+        """Note in the run what was concluded from it."""
+        writer = self.writer
+        if writer is not None:
+            self._worker.put(lambda: writer.add_finding(finding))
+
+    def dump(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write tensors beside the run."""
+        writer = self.writer
+        assert writer is not None
+
+        def write() -> None:
+            writer.dump(name, tensors, facts)
+
+        self._worker.put(write)
+
+    def flush(self) -> bool:
+        """Wait until all that was taken is kept; tell whether it is."""
+        return self._worker.flush()
+
+    def close(self, status: str, cost: Cost, notes: Sequence[str]) -> None:
+        """Complete the run, and end the sinks."""
+        writer = self.writer
+        if writer is not None:
+
+            def finish() -> None:
+                writer.describe("cost", cost.facts())
+                writer.describe("notes", {"notes": list(notes)})
+                writer.close(status)
+
+            self._worker.put(finish)
+        self._worker.stop()
+        for sink in self._sinks:
+            end = getattr(sink, "close", None)
+            if callable(end):
+                end()
+        if self._progress is not None:
+            self._progress.end(str(cost))
+
+    def _bring(self, harvest: Harvest) -> None:
+        record = harvest.arrive()
+        self._add_sites(harvest.sites)
+        self.recent.write(record)
+        if self.writer is not None:
+            self.writer.write(record)
+        self._send(record)
+        if self._progress is not None:
+            self._progress.show(record, len(self._facts))
+
+    def _add_sites(self, sites: Sequence[SiteFacts]) -> None:
+        if sites:
+            self._facts += sites
+            self.recent.add_sites(sites)
+            if self.writer is not None:
+                self.writer.add_sites(sites)
+
+    def _send(self, record: StepRecord) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink(scalars_of(record, self._facts, getattr(sink, "stats", None)))
+            except Exception as error:
+                self._sinks.remove(sink)
+                name = getattr(sink, "__qualname__", type(sink).__qualname__)
+                say(f"`{name}` gets no more steps: {type(error).__name__}: {error}")
+
+    def _fail(self, error: BaseException) -> None:
+        self._on_failure()
+        what = (
+            str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}"
+        )
+        say(f"the watch has stopped and the training goes on. {what}")

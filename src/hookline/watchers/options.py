@@ -1,0 +1,104 @@
+"""What is asked of a watch, checked before anything is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hookline.addresses import Selector
+from hookline.stats import Extras
+from hookline.watchers.sinks import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The keyword arguments of `hl.watch`, which says what each means."""
+
+    sites: Selector | None
+    """The values to measure."""
+
+    every: int | Mapping[str, int]
+    """One step in so many; or by pattern, where the last that matches counts."""
+
+    gradients: bool
+    """Whether the gradients that reach these values are measured."""
+
+    parameters: str | None
+    """The pattern of the parameters to measure."""
+
+    updates: bool
+    """Whether the change that an optimizer makes is measured."""
+
+    sketch_every: int
+    """One watched step in so many has a sketch of each value."""
+
+    counts_every: int
+    """One watched step in so many has counts and an exponent histogram of each value."""
+
+    moments_every: int
+    """One watched step in so many has the optimizers' moments."""
+
+    budget: float | None
+    """The share of the training's time that watching may take."""
+
+    optimizers: Sequence[Optimizer] | None
+    """The optimizers whose steps count; None: all that have a watched parameter."""
+
+    with_inference: bool
+    """Whether calls without grad are measured."""
+
+    first_step: int | None
+    """The number of the first step."""
+
+    resume: bool
+    """Whether to go on in a folder that holds a run."""
+
+    keep: int
+    """How many steps stay in memory."""
+
+    to: Sequence[Sink]
+    """What gets the scalars of each step."""
+
+    progress: bool
+    """Whether a line on the terminal says how far it is."""
+
+    def __post_init__(self) -> None:
+        for pattern, stride in self.strides.items():
+            if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
+                raise ValueError(f"every={stride!r} for `{pattern}`: give a whole number from 1")
+        for name in ("sketch_every", "counts_every", "moments_every"):
+            stride = getattr(self, name)
+            if not isinstance(stride, int) or stride < 0:
+                raise ValueError(f"{name}={stride!r}: give a whole number, 0 for never")
+        if self.budget is not None and not 0 < self.budget < 10:
+            raise ValueError(
+                f"budget={self.budget!r}: give a share of the time, 0.03 for three percent"
+            )
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep!r}: give how many steps stay in memory, from 1")
+        for sink in self.to:
+            if not callable(sink):
+                raise TypeError(f"to={sink!r} cannot be called with the scalars of a step")
+
+    @property
+    def strides(self) -> Mapping[str, int]:
+        """The strides by pattern."""
+        return {"**": self.every} if isinstance(self.every, int) else self.every
+
+    @property
+    def extras_every(self) -> Mapping[Extras, int]:
+        """How often each extra is measured."""
+        return {Extras.SKETCH: self.sketch_every, Extras.COUNTS: self.counts_every}
+
+    def facts(self) -> dict[str, Any]:
+        """Write them so that JSON can hold them."""
+        names = ("gradients", "parameters", "updates", "budget", "with_inference")
+        strides = ("sketch_every", "counts_every", "moments_every")
+        return {
+            "sites": None if self.sites is None else str(self.sites),
+            "every": dict(self.strides),
+            **{name: getattr(self, name) for name in (*names, *strides)},
+        }
