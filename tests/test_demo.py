@@ -66,7 +66,25 @@ def test_loss_changes_under_the_edit_and_comes_back(printed: str) -> None:
 
 
 def test_no_hook_is_left(printed: str) -> None:
-    assert "hooks on the model: 0" in printed
+    assert re.findall(r"hooks on the model: (\d+)", printed) == ["0", "0"]
+
+
+def test_watch_shows_the_updates_of_every_mlp(printed: str) -> None:
+    found = re.findall(r"^(blocks\S+):update +Linear +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
+    expected = [f"blocks.{n}.mlp.{layer}.weight" for n in range(4) for layer in (0, 2)]
+    assert [site for site, *_ in found] == expected
+    assert all(0 < float(rms) < 0.1 and 0 < float(ratio) < 0.1 for _, rms, ratio, _ in found)
+
+
+def test_watch_shows_a_loss_that_falls_from_the_one_before(printed: str) -> None:
+    told = re.search(
+        r"^Series loss: 20 steps \(0 to 19\); first ([\d.]+), last ([\d.]+)", printed, re.MULTILINE
+    )
+    before = re.search(r"^loss ([\d.]+)$", printed, re.MULTILINE)
+    assert told
+    assert before
+    assert float(told[1]) == pytest.approx(float(before[1]), abs=0.01)
+    assert float(told[2]) < float(told[1]) / 2
 
 
 def test_last_line_says_where_to_look_next(printed: str) -> None:

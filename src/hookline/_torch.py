@@ -37,6 +37,9 @@ _batch_dim = torch._C._functorch.maybe_get_bdim
 _unwrapped = torch._C._functorch.get_unwrapped
 
 
+has_function_mode: Any = vars(torch._C)["_is_torch_function_mode_enabled"]
+"""Tell whether any `TorchFunctionMode` sees the functions that are called now."""
+
 # Builds of torch without CUDA lack both.
 raw_cuda_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 """Give the address of the stream that work for a CUDA device goes to now."""
@@ -94,6 +97,11 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Apply an autograd function outside `torch.func`, past the checks for being inside."""
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def holders(tensor: Tensor) -> tuple[int, int]:
+    """Count who holds a tensor, in C++ and in Python; to be compared with another's only."""
+    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
 
 
 def at_end_of_backward(callback: Any) -> None:

@@ -1,8 +1,8 @@
 """Show hookline on a small transformer: `make demo`, or `python -m hookline.demo`.
 
-Four steps of a few lines each: capture every block with its gradients, switch one block's MLP
-off, look inside a forward, and see that the model is as before. Opens nothing, and prints the same
-each time.
+Five steps of a few lines each: capture every block with its gradients, switch one block's MLP
+off, look inside a forward, see that the model is as before, and watch it train. Writes no run,
+and prints the same each time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import hookline as hl
 
 VOCABULARY, LENGTH, WIDTH, BLOCKS = 11, 8, 16, 4
+STEPS = 20
 LEFT_OUT = "blocks.1.mlp"
 
 
@@ -81,6 +82,22 @@ def run(model: nn.Module, tokens: Tensor) -> tuple[hl.Captured, float]:
     return got, loss.item()
 
 
+def watch_training(model: nn.Module, tokens: Tensor) -> None:
+    """Train for some steps; print the updates of the last one, and gradients over all of them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with hl.watch(model) as w:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = foretell(model, tokens)
+            loss.backward()
+            w.log(loss=loss)
+            optimizer.step()
+    print(w.table(where="blocks.*.mlp.*.weight:update", stats=("rms", "ratio", "lost")))
+    print(f"\n{w.scalar('loss')}")
+    print(w.series("blocks.0:output.grad", "rms"))
+    print(f"hooks on the model: {len(hl.inventory(model))}")
+
+
 def main() -> None:
     """Print the demo."""
     torch.manual_seed(0)
@@ -122,6 +139,11 @@ def main() -> None:
     )
     print(f"loss {loss_after:.4f}; values and gradients are the same bits as in 1: {same}")
     print(f"hooks on the model: {len(hl.inventory(model))}")
+
+    print("\n5. Watch: a training as it is, and what became of every value in it.\n")
+    print("   with hl.watch(model) as w:")
+    print("       train(model)\n")
+    watch_training(model, tokens)
 
     print("\nNext: README.md for the whole in a minute, docs/index.md for guides and concepts.")
 

@@ -208,9 +208,10 @@ def numbers_of_many(name: str) -> tuple[Tensor, tuple[float, ...]]:
 def test_many_blocks_equal_exact_arithmetic(implementation, name: str) -> None:
     tensor, numbers = numbers_of_many(name)
     got = measure(implementation, tensor, Extras.SKETCH | Extras.COUNTS)
-    assert_row(got.rows[0], numbers)
+    kinds = {"is_merged": implementation.is_merged, "tolerance": implementation.tolerance}
+    assert_row(got.rows[0], numbers, **kinds)
     assert_extras(got, numbers, tensor.dtype)
-    assert_row(measure(implementation, tensor).rows[0], numbers)
+    assert_row(measure(implementation, tensor).rows[0], numbers, **kinds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -219,8 +220,10 @@ def test_millions_of_elements_agree_with_torch(implementation, dtype: torch.dtyp
     wide = x.double()
     row = measure(implementation, x).rows[0]
     expected = [len(x), 0, 0, 0, wide.min(), wide.max(), wide.mean()]
-    np.testing.assert_allclose(row[:7], np.array(expected, dtype=np.float64), rtol=1e-12)
-    assert row[7] == pytest.approx((wide - wide.mean()).square().sum().item(), rel=1e-12)
+    near = 1e-12 if implementation.tolerance < 1e-9 else 1e-7
+    assert row[:6].tolist() == expected[:6]
+    assert row[6] == pytest.approx(wide.mean().item(), rel=near)
+    assert row[7] == pytest.approx((wide - wide.mean()).square().sum().item(), rel=near)
 
 
 def test_sketch_of_pieces_is_the_sketch_of_the_whole(implementation) -> None:

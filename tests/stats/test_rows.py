@@ -36,7 +36,7 @@ def test_merge_of_any_split_is_the_row_of_all(parts: list[list[float]], random) 
     rows = [row_of(part) for part in parts]
     random.shuffle(rows)
     merged = merge_rows(np.array(rows), [0] * len(rows), 1)[0]
-    assert_row(merged, [x for part in parts for x in part])
+    assert_row(merged, [x for part in parts for x in part], is_merged=True)
 
 
 @given(st.lists(SAMPLES, min_size=2, max_size=6))
@@ -63,6 +63,13 @@ def test_rows_go_to_their_groups_and_absent_groups_are_empty() -> None:
 def test_merging_nothing_gives_empty_rows() -> None:
     np.testing.assert_array_equal(merge_rows(empty_rows(0), [], 2), empty_rows(2))
     np.testing.assert_array_equal(merge_rows(empty_rows(3), [0, 0, 1], 2), empty_rows(2))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=40), st.floats(-10, 10))
+def test_merging_equal_means_makes_up_no_spread(counts: list[int], value: float) -> None:
+    rows = np.array([[count, 0, 0, 0, value, value, value, 0] for count in counts])
+    merged = merge_rows(rows, [0] * len(rows), 1)[0]
+    assert merged.tolist() == [sum(counts), 0, 0, 0, value, value, value, 0]
 
 
 def test_merging_the_largest_numbers_does_not_overflow_the_mean() -> None:

@@ -29,6 +29,7 @@ from hookline._trees import Path
 from hookline.addresses import format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.aliases import Audit, InputTaps
+from hookline.hooks.caution import Way, choose_way
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
 Ear = tuple[Listener, Visit, Path]
@@ -286,6 +287,17 @@ def is_plain_view(tensor: Tensor, received: Mapping[int, int]) -> bool:
     )
 
 
+def _hear_carefully(tensor: Tensor, relay: Relay | RelayOne, way: Way) -> None:
+    """Hear of a gradient in a way that does not change it, or say that there is none."""
+    if way is Way.HOOK:
+        add_tensor_hook(tensor, relay)
+    elif way is Way.VIEW:
+        add_tensor_hook(tensor, ViewRelay(tensor, relay))
+    else:
+        for listener, visit, leaf in relay.listeners():
+            listener.no_gradient(visit, relay.port, leaf, "shared memory")
+
+
 def _hook_view(tensor: Tensor, relay: Relay | RelayOne, views: list[ViewRelay]) -> None:
     view = ViewRelay(tensor, relay)
     views.append(view)
@@ -317,10 +329,14 @@ def wire_one(
         listener.no_gradient(visit, port, (), "no-grad tensor")
         return output
     relay = RelayOne(port, (), listener, visit)
-    if listener.hooks_views and is_plain_view(output, received):
-        add_tensor_hook(output, ViewRelay(output, relay))
-        return output
-    if views is not None and is_plain_view(output, received):
+    if listener.is_careful and not is_functorch_active():
+        way = choose_way(
+            output, received, hooks_views=listener.hooks_views, is_inside=views is not None
+        )
+        if way is not Way.TAP:
+            _hear_carefully(output, relay, way)
+            return output
+    elif views is not None and is_plain_view(output, received):
         _hook_view(output, relay, views)
         return output
     if not needs_tap(output, received):
@@ -437,7 +453,14 @@ def wire_outputs(
     swaps: dict[int, Tensor] = {}
     tapped: list[Tensor] = []
     tapped_paths: list[list[Path]] = []
+    is_careful = all(one.is_careful for one, _, _ in ears) and not is_functorch_active()
+    hooks_views = any(one.hooks_views for one, _, _ in ears)
     for tensor, places in zip(tensors, paths, strict=True):
+        if is_careful:
+            way = choose_way(tensor, received, hooks_views=hooks_views, is_inside=views is not None)
+            if way is not Way.TAP:
+                _hear_carefully(tensor, Relay(port, [places], ears), way)
+                continue
         if views is not None and not together and is_plain_view(tensor, received):
             _hook_view(tensor, Relay(port, [places], ears), views)
         elif together or needs_tap(tensor, received):

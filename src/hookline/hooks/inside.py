@@ -247,7 +247,7 @@ def hear_changed(spot: Asked, frame: Frame, index: int, value: Any) -> None:
 class _OnlyIf(Listener):
     """Hear of a gradient in the place of another listener, if its value was the right one."""
 
-    __slots__ = ("is_it", "other")
+    __slots__ = ("is_careful", "is_it", "other")
 
     def __init__(self, other: Listener, is_it: Callable[[], bool]) -> None:
         super().__init__(
@@ -262,6 +262,7 @@ class _OnlyIf(Listener):
         self.other = other
         self.is_it = is_it
         self.taps_arguments = other.taps_arguments
+        self.is_careful = other.is_careful
 
     hears_missing = False
 

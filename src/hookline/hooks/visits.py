@@ -264,6 +264,8 @@ class Listener:
     """Whether it wants all gradients of a port together, in `on_gradients`."""
     may_be_light = False
     """Whether it can do with a tensor and its gradient, whatever the visit: see `on_light`."""
+    is_careful = False
+    """Whether it would rather hear of no gradient than have the model's differ in the last bit."""
     hears_missing = True
     """Whether it is told of tensors without a gradient when another of the port has one."""
 

@@ -10,6 +10,9 @@ compiled.py   the kernel compiled on this machine, and why not
 kernel.c      the kernel: rows, sketches and counts in one pass
 elements.h    the kernel's elements: reading any dtype block by block
 blocks.py     the CPU path where nothing can be compiled
+cuda.py       the log of a CUDA device
+kernels.py    its Triton kernels
+launching.py  how they are launched
 anywhere.py   the log of any other device, by plain torch operations
 """
 

@@ -7,6 +7,7 @@ the device until somebody waits for what was taken.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +168,10 @@ class TorchLog:
                 sheet.rows.add(number, row)
                 sheet.updates.add(number, counts)
         return number
+
+    def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Measure some tensors, one after the other."""
+        return [self.add(one) for one in tensors]
 
     def take(self) -> _OnItsWay:
         """Hand over everything since the last take and start again from row 0."""

@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
+from hookline._torch import has_function_mode
 from hookline.stats import blocks, compiled, reference
 from hookline.stats.compiled import KINDS
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras
@@ -39,7 +41,6 @@ _LARGE = 1 << 20
 
 _SKETCH, _COUNTS = int(Extras.SKETCH), int(Extras.COUNTS)
 # Under a function mode every question to a tensor would go through the mode.
-_is_function_mode_on = torch._C._is_torch_function_mode_enabled
 
 
 class CpuLog:
@@ -52,7 +53,7 @@ class CpuLog:
 
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
-        if _is_function_mode_on():
+        if has_function_mode():
             with torch._C.DisableTorchFunction():
                 return self.add(tensor, extras)
         library = self._library
@@ -87,7 +88,7 @@ class CpuLog:
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
-        if _is_function_mode_on():
+        if has_function_mode():
             with torch._C.DisableTorchFunction():
                 return self.add_update(before, after, grad)
         library = self._library
@@ -107,6 +108,10 @@ class CpuLog:
             with self._lock:
                 sheet.running -= 1
         return number
+
+    def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Measure some tensors, one after the other."""
+        return [self.add(one) for one in tensors]
 
     def take(self) -> Sheet:
         """Hand over everything since the last take and start again from row 0."""

@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookline._torch import current_cuda_device, is_functorch_active, raw_cuda_stream
+from hookline._torch import (
+    current_cuda_device,
+    has_function_mode,
+    is_functorch_active,
+    raw_cuda_stream,
+)
 from hookline.stats import kernels
+from hookline.stats.launching import Launcher
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Taken
-from hookline.stats.preparing import PLAIN, Prepared, prepare, undisturbed, widen
+from hookline.stats.preparing import (
+    PLAIN,
+    Prepared,
+    prepare,
+    prepare_update,
+    undisturbed,
+    widen,
+)
 from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
 
 _MOST_PROGRAMS = 256
@@ -33,6 +46,13 @@ _LARGE = 1 << 31
 
 _BLOCK = 1024
 _UNROLL = 8
+TOGETHER = 8
+"""How many tensors one launch can measure."""
+
+_SHARES = 64
+_ALONE = 1 << 26
+"""Elements of a tensor that is worth a launch of its own."""
+
 _SKETCH_PROGRAMS = 128
 _SKETCH_ROWS = 64
 _COUNT_PROGRAMS = 256
@@ -43,54 +63,6 @@ _NARROW = frozenset({torch.bfloat16, torch.float16, torch.int8, torch.uint8, tor
 # Exact as float32, one by one.
 _SINGLE = _NARROW | {torch.float32}
 _DIRECT = _NARROW | {torch.float32, torch.float64, torch.int32, torch.int64}
-
-
-class _Launcher:
-    """Launch a kernel; after the first time for a kind of arguments, in a few microseconds.
-
-    Triton looks at every argument anew at each launch, which takes longer than many a kernel.
-    """
-
-    is_quick: ClassVar[bool | None] = None
-    """Whether the short way gives what the usual one gives; None before that was tried."""
-
-    def __init__(self, kernel: Any, *, warps: int = 8, **constants: Any) -> None:
-        self._kernel = kernel
-        self._warps = warps
-        self._constants = constants
-        self.compiled: dict[Any, Any] = {}
-
-    def __call__(
-        self,
-        key: Any,
-        programs: int,
-        stream: int,
-        args: Sequence[int | float],
-        make_tensors: Callable[[], Sequence[Any]],
-    ) -> None:
-        """Run with addresses and numbers; `make_tensors` gives the same as tensors and numbers.
-
-        `key` tells apart what is compiled differently: dtypes, and which addresses are aligned.
-        """
-        compiled = self.compiled.get(key)
-        if compiled is None or not _Launcher.is_quick:
-            self.compiled[key] = self._kernel[(programs,)](
-                *make_tensors(), **self._constants, num_warps=self._warps
-            )
-            return
-        compiled.run(
-            programs,
-            1,
-            1,
-            stream,
-            compiled.function,
-            compiled.packed_metadata,
-            None,
-            None,
-            None,
-            *args,
-            *self._constants.values(),
-        )
 
 
 class _Step:
@@ -166,10 +138,11 @@ class CudaLog:
     def __init__(self, device: torch.device) -> None:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", self._index)
-        self._partials = torch.empty(
-            (_SLOTS, _MOST_PROGRAMS, _WIDTH), dtype=torch.float64, device=self._device
-        )
-        self._programs = torch.zeros(_SLOTS, dtype=torch.int32, device=self._device)
+        with torch.inference_mode(False):  # they are written to inside and outside of it
+            self._partials = torch.empty(
+                (_SLOTS, _MOST_PROGRAMS, _WIDTH), dtype=torch.float64, device=self._device
+            )
+            self._programs = torch.zeros(_SLOTS, dtype=torch.int32, device=self._device)
         self._rows_at = self._partials.data_ptr()
         self._programs_at = self._programs.data_ptr()
         self._step = _Step()
@@ -179,29 +152,40 @@ class CudaLog:
         self._ready: dict[tuple[torch.dtype, bool], Any] = {}
         """Compiled kernels for plain tensors: by dtype, and whether their address is aligned."""
         self._lock = threading.Lock()
+        self._eight = {
+            kind: Launcher(
+                kernels.measure_eight,
+                MOST=_MOST_PROGRAMS,
+                SHARES=_SHARES,
+                BLOCK=_BLOCK,
+                UNROLL=2 * _UNROLL,
+                WIDE=kind not in _NARROW,
+            )
+            for kind in (torch.bfloat16, torch.float16, torch.float32)
+        }
         self._streams: dict[int, torch.cuda.Stream] = {}
         common = {"BLOCK": _BLOCK, "UNROLL": _UNROLL}
         self._measure = {
-            wide: _Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
+            wide: Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
         }
         self._sketch = {
-            wide: _Launcher(kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide) for wide in (False, True)
+            wide: Launcher(kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide) for wide in (False, True)
         }
-        self._count: dict[Any, _Launcher] = {}
+        self._count: dict[Any, Launcher] = {}
         self._update = {
-            has: _Launcher(kernels.measure_update, HAS_GRAD=has, BLOCK=_COUNT_BLOCK)
+            has: Launcher(kernels.measure_update, HAS_GRAD=has, BLOCK=_COUNT_BLOCK)
             for has in (False, True)
         }
 
-        if _Launcher.is_quick is None:
-            _Launcher.is_quick = self._try_short_way()
+        if Launcher.is_quick is None:
+            Launcher.is_quick = self._try_short_way()
 
     def _try_short_way(self) -> bool:
         """Compare the two ways to launch: the short one stands on how Triton is made inside."""
         sample = torch.arange(5, dtype=torch.float32, device=self._device)
         try:
             for is_quick in (False, True):
-                _Launcher.is_quick = is_quick
+                Launcher.is_quick = is_quick
                 self.add(sample)
             usual, short = self.take().wait().rows
         except (AttributeError, TypeError):
@@ -211,6 +195,12 @@ class CudaLog:
 
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
+        if has_function_mode():  # it would see every look at the tensor
+            with torch._C.DisableTorchFunction():
+                return self._add(tensor, extras)
+        return self._add(tensor, extras)
+
+    def _add(self, tensor: Tensor, extras: int) -> int:
         if not extras and _is_direct(tensor):
             row = self._add_directly(tensor)
             if row >= 0:
@@ -235,6 +225,49 @@ class CudaLog:
                     self._step.counted.append(row)
                     self._step.counts.append(self._counts_of(values, prepared, stream))
         return row
+
+    def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Measure up to `TOGETHER` tensors in one launch, if they are alike; give their rows."""
+        if has_function_mode():
+            return [self.add(one) for one in tensors]
+        kind = tensors[0].dtype
+        launcher = self._eight.get(kind)
+        sizes = [one.numel() for one in tensors]
+        if launcher is None or max(sizes) >= _ALONE or not all(map(_is_direct, tensors)):
+            return [self.add(one) for one in tensors]
+        places = [one.data_ptr() for one in tensors]
+        if any(one.dtype is not kind for one in tensors) or any(at & 15 for at in places):
+            return [self.add(one) for one in tensors]
+        count = len(tensors)
+        missing = TOGETHER - count
+        sizes += [0] * missing
+        places += places[:1] * missing
+        with self._lock, self._on_device():
+            stream = self._use_stream()
+            if self._slot + TOGETHER > _SLOTS:
+                with undisturbed():
+                    self._merge()
+            slot, row = self._slot, self._base + self._slot
+            self._slot += count
+            launcher(
+                kind,
+                count * _SHARES,
+                stream,
+                (
+                    *places,
+                    *sizes,
+                    self._rows_at + slot * _SLOT_BYTES,
+                    self._programs_at + 4 * slot,
+                ),
+                lambda: (
+                    *tensors,
+                    *[tensors[0]] * missing,
+                    *sizes,
+                    self._partials[slot:],
+                    self._programs[slot:],
+                ),
+            )
+        return list(range(row, row + count))
 
     def _add_directly(self, tensor: Tensor) -> int:
         """Measure a plain tensor of a known kind, in few steps; -1 where it takes more."""
@@ -282,7 +315,7 @@ class CudaLog:
             (at, size, self._rows_at + slot * _SLOT_BYTES, self._programs_at + 4 * slot),
             lambda: (values, size, self._partials[slot], self._programs[slot:]),
         )
-        if size < _LARGE and _Launcher.is_quick:
+        if size < _LARGE and Launcher.is_quick:
             self._ready[kind, at % 16 == 0] = launcher.compiled[kind, at % 16 == 0, False]
 
     def _sketch_of(self, tensor: Tensor, stream: int) -> Tensor:
@@ -320,7 +353,7 @@ class CudaLog:
                     # Constants, because Triton takes a number that is none as float32.
                     tiny, huge = prepared.limits
                     wide = kind not in _SINGLE
-                    launcher = _Launcher(
+                    launcher = Launcher(
                         kernels.count, TINY=tiny, HUGE=huge, BLOCK=_COUNT_BLOCK, WIDE=wide
                     )
                     self._count[kind, prepared.limits] = launcher
@@ -335,15 +368,24 @@ class CudaLog:
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
-        old, new = _ordered(before), _ordered(after)
-        given = new if grad is None else _ordered(grad)
+        given = (before, after) if grad is None else (before, after, grad)
+        if has_function_mode() or not _are_alike(given):
+            old, new, slope = (
+                None if one is None else _kernel_ready(one)
+                for one in prepare_update(before, after, grad)
+            )
+            assert old is not None
+            assert new is not None
+            slope = new if slope is None else slope
+        else:
+            old, new, slope = before, after, after if grad is None else grad
         size = new.numel()
         with self._lock, self._on_device(), undisturbed():
             stream = self._use_stream()
             row, slot = self._next_slot()
             counts = torch.zeros(2, dtype=torch.int64, device=self._device)
             if size:
-                tensors = (old, new, given)
+                tensors = (old, new, slope)
                 places = [one.data_ptr() for one in tensors]
                 kinds = (one.dtype for one in tensors)
                 self._update[grad is not None](
@@ -427,13 +469,14 @@ class CudaLog:
 
 def _is_direct(tensor: Tensor) -> bool:
     """Tell whether a kernel can read a tensor as it is."""
+    if type(tensor) not in PLAIN or tensor.dtype not in _DIRECT or is_functorch_active():
+        return False
     return (
-        type(tensor) in PLAIN
-        and tensor.dtype in _DIRECT
+        tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.is_neg()
-        and not is_functorch_active()
-        and (tensor.data_ptr() != 0 or not tensor.numel())
+        # Where memory was freed, the address is that of the offset into nothing.
+        and tensor.data_ptr() > 8 * tensor.storage_offset()
     )
 
 
@@ -444,11 +487,6 @@ def _kernel_ready(values: Tensor) -> Tensor:
         return values if values.dtype in _DIRECT else values.to(torch.float64)
 
 
-def _ordered(tensor: Tensor) -> Tensor:
-    """Give the elements of a tensor in logical order."""
-    if _is_direct(tensor):
-        return tensor
-    prepared = prepare(
-        tensor.to_dense() if tensor.layout is not torch.strided else tensor, ordered=True
-    )
-    return _kernel_ready(prepared.values)
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a kernel can read tensors side by side as they are."""
+    return all(_is_direct(one) and one.shape == tensors[0].shape for one in tensors)

@@ -32,9 +32,8 @@ def _store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2):
 
 
 @triton.jit
-def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
+def _careful_row(x_ptr, n, row_ptr, share, shares, BLOCK: tl.constexpr):
     """Measure a share that has numbers which are not finite, or very large ones."""
-    pid = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     nan = tl.zeros([BLOCK], tl.int64)
     posinf = tl.zeros([BLOCK], tl.int64)
@@ -43,7 +42,7 @@ def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
     low = tl.full([BLOCK], float("inf"), tl.float64)
     high = tl.full([BLOCK], float("-inf"), tl.float64)
     total = tl.zeros([BLOCK], tl.float64)
-    start = pid * BLOCK
+    start = share * BLOCK
     while start < n:
         at = start + lanes
         here = at < n
@@ -56,12 +55,12 @@ def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
         low = tl.minimum(low, tl.where(is_finite, x, float("inf")))
         high = tl.maximum(high, tl.where(is_finite, x, float("-inf")))
         total += tl.where(is_finite, x, 0.0) * 0.0009765625  # room for sums of the largest numbers
-        start += programs * BLOCK
+        start += shares * BLOCK
     count = tl.sum(finite, 0).to(tl.float64)
     mean = tl.where(count > 0, tl.sum(total, 0) / tl.maximum(count, 1.0) * 1024.0, 0.0)
     squares = tl.zeros([BLOCK], tl.float64)
     rest = tl.zeros([BLOCK], tl.float64)
-    start = pid * BLOCK
+    start = share * BLOCK
     while start < n:
         at = start + lanes
         here = at < n
@@ -69,7 +68,7 @@ def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
         apart = tl.where(here & (x - x == 0), x - mean, 0.0)
         squares += apart * apart
         rest += apart
-        start += programs * BLOCK
+        start += shares * BLOCK
     off = tl.sum(rest, 0) / tl.maximum(count, 1.0)
     m2 = tl.sum(squares, 0)
     correction = count * off * off
@@ -88,24 +87,29 @@ def _careful_row(x_ptr, n, row_ptr, programs, BLOCK: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["n"])
-def measure(
-    x_ptr, n, rows_ptr, programs_ptr, BLOCK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr
+@triton.jit
+def _measure_share(
+    x_ptr,
+    n,
+    rows_ptr,
+    programs_ptr,
+    share,
+    shares,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """Write the partial row of this program's share of `n` numbers that lie one after the other.
+    """Write the partial row of one share of `n` numbers that lie one after the other.
 
     `WIDE` numbers need float64 for every operation; narrow ones (16 bits and less) are exact in
     float32, where `UNROLL` of them are added before the sum becomes float64.
     """
-    pid = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0).to(tl.int64)
-    if pid == 0:
-        tl.store(programs_ptr, tl.num_programs(0))
-    row_ptr = rows_ptr + pid * 8
-    n = n.to(tl.int64)
+    if share == 0:
+        tl.store(programs_ptr, shares.to(tl.int32))
+    row_ptr = rows_ptr + share * 8
     lanes = tl.arange(0, BLOCK)
-    stride = programs * BLOCK
-    first = pid * BLOCK
+    stride = shares * BLOCK
+    first = share * BLOCK
     at = first + lanes
     here = at < n
     x = tl.load(x_ptr + at, mask=here, other=0).to(tl.float64 if WIDE else tl.float32)
@@ -116,9 +120,9 @@ def measure(
 
     low = tl.where(here, x, float("inf"))
     high = tl.where(here, x, float("-inf"))
-    apart = tl.where(here, x - pivot, 0.0)
-    total = (apart if WIDE else tl.where(here, x, 0.0)).to(tl.float64)
-    squares = (apart * apart).to(tl.float64)
+    apart = tl.where(here, x.to(tl.float64) - pivot.to(tl.float64), 0.0)
+    total = apart if WIDE else tl.where(here, x, 0.0).to(tl.float64)
+    squares = apart * apart
     start = first + stride
     # Whole groups of tiles need no mask.
     while start + (UNROLL - 1) * stride + BLOCK <= n:
@@ -128,9 +132,9 @@ def measure(
             x = tl.load(x_ptr + start + step * stride + lanes).to(sum_32.dtype)
             low = tl.minimum(low, x)
             high = tl.maximum(high, x)
-            apart = x - pivot
-            sum_32 += apart if WIDE else x
-            squares_32 += apart * apart
+            near = x - pivot
+            sum_32 += near if WIDE else x
+            squares_32 += near * near
         total += sum_32.to(tl.float64)
         squares += squares_32.to(tl.float64)
         start += UNROLL * stride
@@ -140,9 +144,9 @@ def measure(
         x = tl.load(x_ptr + at, mask=here, other=0).to(low.dtype)
         low = tl.minimum(low, tl.where(here, x, float("inf")))
         high = tl.maximum(high, tl.where(here, x, float("-inf")))
-        apart = tl.where(here, x - pivot, 0.0)
-        total += (apart if WIDE else tl.where(here, x, 0.0)).to(tl.float64)
-        squares += (apart * apart).to(tl.float64)
+        apart = tl.where(here, x.to(tl.float64) - pivot.to(tl.float64), 0.0)
+        total += apart if WIDE else tl.where(here, x, 0.0).to(tl.float64)
+        squares += apart * apart
         start += stride
 
     all_squares = tl.sum(squares, 0)
@@ -168,7 +172,90 @@ def measure(
             m2,
         )
     else:
-        _careful_row(x_ptr, n, row_ptr, programs, BLOCK)
+        _careful_row(x_ptr, n, row_ptr, share, shares, BLOCK)
+
+
+@triton.jit(do_not_specialize=["n"])
+def measure(
+    x_ptr, n, rows_ptr, programs_ptr, BLOCK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr
+):
+    """Write the partial rows of one tensor."""
+    share = tl.program_id(0).to(tl.int64)
+    shares = tl.num_programs(0).to(tl.int64)
+    n = n.to(tl.int64)
+    _measure_share(x_ptr, n, rows_ptr, programs_ptr, share, shares, BLOCK, UNROLL, WIDE)
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
+def measure_eight(
+    x0_ptr,
+    x1_ptr,
+    x2_ptr,
+    x3_ptr,
+    x4_ptr,
+    x5_ptr,
+    x6_ptr,
+    x7_ptr,
+    n0,
+    n1,
+    n2,
+    n3,
+    n4,
+    n5,
+    n6,
+    n7,
+    rows_ptr,
+    programs_ptr,
+    MOST: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Write the partial rows of eight tensors of one dtype in slots that follow each other.
+
+    One launch, because that takes longer than reading a tensor. Fewer come with empty ones.
+    """
+    pid = tl.program_id(0)
+    which = pid // SHARES
+    share = (pid % SHARES).to(tl.int64)
+    x_ptr = x0_ptr
+    n = n0
+    if which == 1:
+        x_ptr = x1_ptr
+        n = n1
+    elif which == 2:
+        x_ptr = x2_ptr
+        n = n2
+    elif which == 3:
+        x_ptr = x3_ptr
+        n = n3
+    elif which == 4:
+        x_ptr = x4_ptr
+        n = n4
+    elif which == 5:
+        x_ptr = x5_ptr
+        n = n5
+    elif which == 6:
+        x_ptr = x6_ptr
+        n = n6
+    elif which == 7:
+        x_ptr = x7_ptr
+        n = n7
+    n = n.to(tl.int64)
+    shares = tl.minimum((n + BLOCK - 1) // BLOCK, SHARES)
+    if share < shares:
+        _measure_share(
+            x_ptr,
+            n,
+            rows_ptr + which.to(tl.int64) * MOST * 8,
+            programs_ptr + which,
+            share,
+            shares,
+            BLOCK,
+            UNROLL,
+            WIDE,
+        )
 
 
 @triton.jit
@@ -311,6 +398,8 @@ def measure_update(
     total = tl.zeros([BLOCK], tl.float64)
     squares = tl.zeros([BLOCK], tl.float64)
     start = pid * BLOCK
+    pivot = tl.load(after_ptr + start).to(tl.float64) - tl.load(before_ptr + start).to(tl.float64)
+    pivot = tl.where(pivot - pivot == 0, pivot, 0.0)
     while start < n:
         at = start + lanes
         here = at < n
@@ -330,12 +419,13 @@ def measure_update(
         finite += is_finite.to(tl.int64)
         low = tl.minimum(low, tl.where(is_finite, x, float("inf")))
         high = tl.maximum(high, tl.where(is_finite, x, float("-inf")))
-        x = tl.where(is_finite, x, 0.0)
+        x = tl.where(is_finite, x - pivot, 0.0)
         total += x
         squares += x * x
         start += programs * BLOCK
     amount = tl.sum(finite, 0).to(tl.float64)
-    mean = tl.sum(total, 0) / tl.maximum(amount, 1.0)
+    off = tl.sum(total, 0) / tl.maximum(amount, 1.0)
+    mean = tl.where(amount > 0, pivot + off, 0.0)
     _store_row(
         rows_ptr + pid * 8,
         amount,
@@ -345,7 +435,7 @@ def measure_update(
         tl.min(low, 0),
         tl.max(high, 0),
         mean,
-        tl.maximum(tl.sum(squares, 0) - amount * mean * mean, 0.0),
+        tl.maximum(tl.sum(squares, 0) - amount * off * off, 0.0),
     )
     tl.atomic_add(counts_ptr + 0, tl.sum(given, 0))
     tl.atomic_add(counts_ptr + 1, tl.sum(lost, 0))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 # Torch is imported by what measures: whoever only reads rows does not need it.
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch import Tensor
 
@@ -71,6 +71,10 @@ class Log(Protocol):
 
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
+        ...
+
+    def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Measure some tensors as they are now, for less than one by one where that can be."""
         ...
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:

@@ -9,18 +9,21 @@ alone, and knows neither tensors nor how a row was measured.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+# Not imported at run time: `import hookline` should load what it needs and no more.
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 COLUMNS = ("finite", "nan", "posinf", "neginf", "min", "max", "mean", "m2")
 """What the eight numbers of a row are; the last four are of the finite elements alone."""
 
 FINITE, NAN, POSINF, NEGINF, MIN, MAX, MEAN, M2 = range(8)
 
-Rows = npt.NDArray[np.float64]
-Values = npt.NDArray[np.float64]
+Rows = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Values = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _EMPTY = np.array([0.0, 0.0, 0.0, 0.0, np.inf, -np.inf, 0.0, 0.0])
 
@@ -51,6 +54,8 @@ def merge_rows(rows: Rows, groups: npt.ArrayLike, size: int) -> Rows:
         # What rounding left of the mean: small, and found again from the distances to it.
         rest = np.bincount(index, weights=share * (mean - centre[index]), minlength=size)
         centre += np.where(np.isfinite(rest), rest, 0)
+        # Where all elements are equal, rounding must not make up a spread.
+        centre = np.where(merged[:, MIN] == merged[:, MAX], merged[:, MIN], centre)
         apart = np.where(finite == 0, 0, mean - centre[index])
         merged[:, M2] = np.bincount(
             index, weights=rows[:, M2] + finite * apart * apart, minlength=size

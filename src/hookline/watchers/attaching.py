@@ -45,6 +45,7 @@ class Attachment:
         options: Options,
         recorder: Recorder,
     ) -> None:
+        self._recorder = recorder
         self._sessions: list[Session] = []
         self._clocks: list[Session] = []
         self.listeners: list[WatchListener] = []
@@ -90,7 +91,8 @@ class Attachment:
         """Notice calls of the models from now on."""
         for clock in self._clocks:
             root = clock.stations[0]
-            clock.listen(CallListener(clock, root, tell_call))
+            clock.listen(CallListener(clock, root, "input", tell_call))
+            clock.listen(CallListener(clock, root, "output", self._recorder.queue.settle))
             clock.open()
 
     def attach(self) -> None:

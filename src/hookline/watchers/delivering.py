@@ -6,6 +6,7 @@ never the training.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,10 +87,16 @@ class Delivery:
 
             self._worker.put(finish)
         self._worker.stop()
+        if writer is not None and self._worker.failure is not None:
+            with contextlib.suppress(HooklineError, OSError):  # it was said when it happened
+                writer.close("failed")
         for sink in self._sinks:
             end = getattr(sink, "close", None)
-            if callable(end):
-                end()
+            try:
+                if callable(end):
+                    end()
+            except Exception as error:
+                say(f"`{_name(sink)}` could not be closed: {type(error).__name__}: {error}")
         if self._progress is not None:
             self._progress.end(str(cost))
 
@@ -116,8 +123,7 @@ class Delivery:
                 sink(scalars_of(record, self._facts, getattr(sink, "stats", None)))
             except Exception as error:
                 self._sinks.remove(sink)
-                name = getattr(sink, "__qualname__", type(sink).__qualname__)
-                say(f"`{name}` gets no more steps: {type(error).__name__}: {error}")
+                say(f"`{_name(sink)}` gets no more steps: {type(error).__name__}: {error}")
 
     def _fail(self, error: BaseException) -> None:
         self._on_failure()
@@ -125,3 +131,7 @@ class Delivery:
             str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}"
         )
         say(f"the watch has stopped and the training goes on. {what}")
+
+
+def _name(sink: Sink) -> str:
+    return str(getattr(sink, "__qualname__", type(sink).__qualname__))

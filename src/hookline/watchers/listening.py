@@ -20,6 +20,11 @@ from hookline.watchers.describing import source_of
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
 
+_WHY_NOT = (
+    "its gradient cannot be told without changing the model's: the value is a leaf, or a view that "
+    "is changed in place and shares its memory"
+)
+
 
 class WatchListener(Listener):
     """Measure the values and gradients of one port, or of one leaf of it."""
@@ -28,6 +33,7 @@ class WatchListener(Listener):
         "_expects",
         "_grad_id",
         "_ids",
+        "_missing",
         "_prefix",
         "_value_id",
         "every",
@@ -37,6 +43,7 @@ class WatchListener(Listener):
     )
 
     hears_missing = False
+    is_careful = True
     may_be_light = True
 
     def __init__(
@@ -62,6 +69,8 @@ class WatchListener(Listener):
         self.hooks_views = True
         self._expects = False
         """Whether a gradient of this step's value is due and has not come."""
+        self._missing: set[Path] = set()
+        """The leaves of which this is so, where there are several."""
         self._prefix = prefix
         self._value_id = self._grad_id = -1
         self._ids: dict[tuple[str, Path, bool], int] = {}
@@ -87,6 +96,9 @@ class WatchListener(Listener):
                 self.recorder.measure(self._value_id, output)
             else:
                 self._measure(self.port, output)
+                if self.gradients:
+                    leaves = _trees.leaves(output)
+                    self._missing = {path for path, one in leaves if one.requires_grad}
         return output
 
     def on_light(self, output: Tensor) -> None:
@@ -111,6 +123,7 @@ class WatchListener(Listener):
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
         self._expects = False
+        self._missing.discard(leaf)
         if grad is not None and self.is_due and self.recorder.is_on:
             self._measure_one(port, leaf, grad, is_grad=True)
         return grad
@@ -122,8 +135,16 @@ class WatchListener(Listener):
 
     def end_step(self) -> None:
         """Turn to taps where a view's gradient did not come: it was changed in place, maybe."""
-        if self._expects:
+        if self._expects or self._missing:
             self._expects = self.hooks_views = False
+            self._missing.clear()
+
+    def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
+        if reason == "shared memory":
+            address = format_place(
+                escape(self._name(self.station.path)), port, leaf or (), is_grad=True
+            )
+            self.recorder.unmeasured.setdefault(address, _WHY_NOT)
 
     def _hears(self, visit: Visit) -> bool:
         return (
@@ -157,20 +178,27 @@ class WatchListener(Listener):
                     self.is_light = not self.leaf
         self.recorder.measure(number, tensor)
 
+    @property
+    def address(self) -> str:
+        return format_place(escape(self._name(self.station.path)), self.port, self.leaf)
+
+    def _name(self, path: str) -> str:
+        """Put the model's prefix before a path; the root is the prefix without its dot."""
+        return self._prefix + path if path else self._prefix.rstrip(".")
+
     def _describe(self, key: tuple[str, Path, bool]) -> Callable[[int, Tensor], SiteFacts]:
         port, path, is_grad = key
         station = self.station
 
         def describe(number: int, value: Tensor) -> SiteFacts:
-            module = escape(self._prefix + station.path)
             more: dict[str, Any] = {}
             if len(station.names) > 1:
-                more["names"] = [self._prefix + name for name in station.names]
+                more["names"] = [self._name(name) for name in station.names]
             return SiteFacts(
                 id=number,
-                address=format_place(module, port, path, is_grad=is_grad),
+                address=format_place(escape(self._name(station.path)), port, path, is_grad=is_grad),
                 kind="gradient" if is_grad else "value",
-                module=self._prefix + station.path,
+                module=self._name(station.path),
                 type=type(station.module).__name__,
                 dtype=str(value.dtype).removeprefix("torch."),
                 shape=tuple(value.shape),
@@ -182,12 +210,15 @@ class WatchListener(Listener):
 
 
 class CallListener(Listener):
-    """Tell the clock that a call of the model begins."""
+    """Tell that a call of the model begins, or at the other port that it ends."""
 
     __slots__ = ("tell",)
 
-    def __init__(self, session: Session, station: Station, tell: Callable[[], None]) -> None:
-        super().__init__(session, station, "input", values=True, gradients=False, stage=0)
+    def __init__(
+        self, session: Session, station: Station, port: str, tell: Callable[[], None]
+    ) -> None:
+        stage = 0 if port == "input" else 2
+        super().__init__(session, station, port, values=True, gradients=False, stage=stage)
         self.tell = tell
 
     def on_input(
@@ -196,3 +227,14 @@ class CallListener(Listener):
         if not visit.is_recompute:
             self.tell()
         return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        self.tell()
+        return output

@@ -66,6 +66,10 @@ class Options:
     """Whether a line on the terminal says how far it is."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.every, int) and not (isinstance(self.every, Mapping) and self.every):
+            raise ValueError(
+                f"every={self.every!r}: give a whole number from 1, or one for each pattern"
+            )
         for pattern, stride in self.strides.items():
             if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
                 raise ValueError(f"every={stride!r} for `{pattern}`: give a whole number from 1")
@@ -85,8 +89,10 @@ class Options:
 
     @property
     def strides(self) -> Mapping[str, int]:
-        """The strides by pattern."""
-        return {"**": self.every} if isinstance(self.every, int) else self.every
+        """The strides by pattern; what none of them names is measured at every step."""
+        if isinstance(self.every, int):
+            return {"**": self.every}
+        return self.every if "**" in self.every else {"**": 1, **self.every}
 
     @property
     def extras_every(self) -> Mapping[Extras, int]:

@@ -22,6 +22,7 @@ from hookline._errors import UnsupportedTensor
 from hookline.runs import Block, SiteFacts, StepRecord
 from hookline.stats import Extras, Log, Measured, Taken, open_log
 from hookline.stats.rows import derive, merge_rows, scale_rows
+from hookline.watchers.waiting import Queue
 
 Event = tuple[int, int, "Log"]
 """A site, a row, and the log that the row is in."""
@@ -160,6 +161,8 @@ class Recorder:
         """Every site met so far, by number."""
         self.unmeasured: dict[str, str] = {}
         """Addresses of values that cannot be measured, with the reason."""
+        self.queue = Queue(self)
+        """Values on a GPU that wait to be measured with others."""
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
@@ -210,7 +213,12 @@ class Recorder:
         self._step.sites.append(facts)
         return number
 
-    def measure(self, site: int, value: Tensor) -> tuple[int, Log] | None:
+    def measure(self, site: int, value: Tensor) -> None:
+        """Measure a value of a site, at once or with the next few."""
+        if not value.is_cuda or not self.queue.take(site, value):
+            self.measure_now(site, value)
+
+    def measure_now(self, site: int, value: Tensor) -> tuple[int, Log] | None:
         """Measure a value of a site; give its row, or None where that is not possible.
 
         A module often returns the very tensor that its last child returned: it is read once.
@@ -232,8 +240,30 @@ class Recorder:
         if not value.is_inference():
             self._last = weakref.ref(value)
             self._last_event = (value._version, row, log)
+            self.queue.learn(site, value)
         self.own_seconds += time.perf_counter() - begun
         return row, log
+
+    def measure_together(self, values: Sequence[tuple[int, Tensor]]) -> None:
+        """Measure values of one device; one that comes several times in a row is read once."""
+        begun = time.perf_counter()
+        log = self.log_for(values[0][1].device)
+        tensors: list[Tensor] = []
+        for _, value in values:
+            if not tensors or tensors[-1] is not value:
+                tensors.append(value)
+        try:
+            rows = log.add_together(tensors)
+        except UnsupportedTensor:
+            for site, value in values:
+                self.measure_now(site, value)
+            return
+        events, place, last = self._step.events, -1, None
+        for site, value in values:
+            if value is not last:
+                place, last = place + 1, value
+            events.append((site, rows[place], log))
+        self.own_seconds += time.perf_counter() - begun
 
     def measure_update(
         self, site: int, before: Tensor, after: Tensor, grad: Tensor | None, weight_row: int
@@ -269,6 +299,9 @@ class Recorder:
 
     def end_step(self, number: int) -> Harvest:
         """Hand over what was measured; nothing waits for a device."""
+        self.queue.settle()
+        if self._step.events:
+            self.queue.has_learned = True
         step, self._step = self._step, _Step()
         self._last = self._last_event = None
         used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}

@@ -38,6 +38,7 @@ class Steps:
         moments_every: int,
         optimizers: Sequence[Optimizer] | None,
         deliver: Callable[[Harvest], None],
+        abandon: Callable[[], None],
     ) -> None:
         self.number = first
         """The number of the step under way."""
@@ -51,9 +52,11 @@ class Steps:
         self._moments_every = moments_every
         self._counted = None if optimizers is None else [weakref.ref(one) for one in optimizers]
         self._deliver = deliver
+        self._abandon = abandon
         self._stepped: list[weakref.ref[Optimizer]] = []
         """The optimizers that have stepped in the step under way."""
         self._with_closure: weakref.ref[Optimizer] | None = None
+        self._is_due = False
         self._is_next_due: bool | None = None
         self._watched = 0
         self._began = 0.0
@@ -117,7 +120,12 @@ class Steps:
 
     def on_call(self) -> None:
         """Learn that a call of a model begins."""
-        if self._stepped and self.is_running and self.is_here:
+        if not self.is_running or not self.is_here:
+            return
+        if self._recorder.has_given_up:
+            self.is_running = False
+            self._abandon()
+        elif self._stepped:
             self.advance()
 
     def _begin_if_again(self, optimizer: Optimizer) -> None:
@@ -141,6 +149,8 @@ class Steps:
 
     def advance(self) -> None:
         """End the step under way and begin the next."""
+        if not self.is_running:
+            return
         self._end()
         self.number += 1
         due = self._is_next_due
@@ -155,12 +165,13 @@ class Steps:
     def resume(self) -> None:
         """Go on with the step under way."""
         self.is_paused = False
-        self._recorder.is_on = True
-        self._attach(True)
+        self._recorder.is_on = self._is_due and not self._recorder.has_given_up
+        self._attach(self._is_due if self._is_next_due is None else self._is_next_due)
 
     def _begin(self, is_due: bool) -> None:
         assert self._attachment is not None
         self._stepped.clear()
+        self._is_due = is_due
         self._is_next_due = None
         self._weights.begin_step()
         extras = Extras(0)
@@ -172,7 +183,8 @@ class Steps:
         self._attach(is_due)
 
     def _attach(self, is_due: bool) -> None:
-        assert self._attachment is not None
+        if not self.is_running or self._attachment is None:
+            return
         if is_due and not self.is_paused:
             self._attachment.attach()
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,6 @@ from torch.optim import Optimizer
 from hookline._errors import RunWriteError, SessionError
 from hookline._tables import Table
 from hookline.addresses import Selector
-from hookline.addresses.pattern import compile_path
 from hookline.runs import RunWriter, Series, describe_environment
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.clocks import Clock
@@ -29,10 +27,11 @@ from hookline.watchers.progress import ProgressLine
 from hookline.watchers.recording import Recorder
 from hookline.watchers.sinks import Sink
 from hookline.watchers.stepping import Steps
-from hookline.watchers.weights import Weights
+from hookline.watchers.weights import Weights, choose_parameters
 from hookline.watchers.working import say
 
-_open_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_open_watches: set[Watch] = set()
+"""Those that still measure, held here: one whose name is gone has its hooks on the model yet."""
 
 
 def watch(
@@ -110,6 +109,7 @@ class Watch:
         self._recorder = Recorder()
         self._attachment = Attachment(models, options, self._recorder)
         self._pace = Pace(min(options.strides.values()), options.budget)
+        is_wanted = choose_parameters(models, options.parameters)
         writer, first_step = self._make_writer(models, options)
         self._delivery = Delivery(
             writer,
@@ -118,7 +118,6 @@ class Watch:
             progress=ProgressLine() if options.progress else None,
             on_failure=self._recorder.give_up,
         )
-        is_wanted = compile_path(options.parameters) if options.parameters else _is_nothing
         named = [(prefix, model, is_wanted) for prefix, model in models.items()]
         self._steps = Steps(
             self._recorder,
@@ -129,6 +128,7 @@ class Watch:
             moments_every=options.moments_every,
             optimizers=options.optimizers,
             deliver=self._delivery.take,
+            abandon=self._let_go,
         )
         self._clock = Clock(self._steps)
         if self._recorder.has_given_up:
@@ -252,11 +252,15 @@ class Watch:
         _open_watches.discard(self)
         if not self._steps.is_here:
             return
-        self._clock.stop()
         notes = self.notes
-        self._attachment.stop()
+        self._let_go()
         self._steps.stop()
         self._delivery.close(status, self.cost, notes)
+
+    def _let_go(self) -> None:
+        """Take everything off the models and the optimizers."""
+        self._clock.stop()
+        self._attachment.stop()
 
     def __enter__(self) -> Watch:
         return self
@@ -295,10 +299,6 @@ class Pause:
     def __exit__(self, *exception: object) -> None:
         if self._paused.is_open:
             self._paused.resume()
-
-
-def _is_nothing(name: str) -> bool:
-    return False
 
 
 def _rank() -> tuple[int, int]:

@@ -6,8 +6,9 @@ without the factor of a GradScaler. An update is the difference that the step ma
 
 from __future__ import annotations
 
+import difflib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hookline._errors import NoSuchSite
 from hookline.addresses import ModuleTree
-from hookline.addresses.pattern import escape
+from hookline.addresses.pattern import compile_path, escape
 from hookline.runs import SiteFacts
 from hookline.stats import Log
 from hookline.watchers.recording import Recorder
@@ -63,6 +65,27 @@ class _Own:
 
 Named = tuple[str, nn.Module, Callable[[str], object]]
 """A model with its prefix, and which names of parameters are watched."""
+
+
+def choose_parameters(
+    models: Mapping[str, nn.Module], pattern: str | None
+) -> Callable[[str], object]:
+    """Make what tells whether a parameter is watched; raise where the pattern names none."""
+    if pattern is None:
+        return lambda name: False
+    is_wanted = compile_path(pattern)
+    trees = [ModuleTree(model) for model in models.values()]
+    names = [name for tree in trees for one in tree.parameters for name in one.names]
+    if names and pattern != "**" and not any(map(is_wanted, names)):
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+        if any(is_wanted(name.rpartition(".")[0]) for name in names):
+            near = [f"{pattern}.*"]  # it names modules
+        shown = f" Nearest: {', '.join(f'`{one}`' for one in near)}." if near else ""
+        raise NoSuchSite(
+            f"parameters={pattern!r} matches none of {len(names)} parameters.{shown} "
+            "List them with `dict(model.named_parameters())`."
+        )
+    return is_wanted
 
 
 class Weights:
@@ -209,7 +232,7 @@ class Weights:
             self._recorder.add_scalar("lr", max(rates))
 
     def _measure(self, one: Weight, part: str, value: Tensor) -> tuple[int, Log] | None:
-        return self._recorder.measure(self._site(one, part, value), value)
+        return self._recorder.measure_now(self._site(one, part, value), value)
 
     def _site(self, one: Weight, part: str, value: Tensor) -> int:
         number = one.ids.get(part)

@@ -18,7 +18,8 @@ class Worker:
     """Run jobs one after the other in a thread of their own; a job that fails ends the work."""
 
     def __init__(self, name: str, on_failure: Callable[[BaseException], None]) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | threading.Event | None]
+        self._jobs = queue.SimpleQueue()
         self._on_failure = on_failure
         self._process = os.getpid()
         self.failure: BaseException | None = None
@@ -46,7 +47,7 @@ class Worker:
         if not self.is_here or not self._thread.is_alive():
             return self.failure is None
         done = threading.Event()
-        self._jobs.put(done.set)
+        self._jobs.put(done)
         waited = 0.0
         while not done.wait(_FLUSH_POLL):
             waited += _FLUSH_POLL
@@ -62,10 +63,12 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException as error:
-                if self.failure is None:
+            if isinstance(job, threading.Event):
+                job.set()
+            elif self.failure is None:  # what still waits after a failure would leave a gap
+                try:
+                    job()
+                except BaseException as error:
                     self.failure = error
                     self._on_failure(error)
 

@@ -1,0 +1,64 @@
+"""How a gradient is heard of where the model's gradients come first.
+
+A tap puts a node into the graph. The gradients of what comes through it are summed there before
+they join the others, which shows in the last bits, and an alias that is changed in place leaves the
+original without that change. Whoever is careful gets a tap only where neither can happen.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hookline._torch import CreationMeta, creation_meta, holders
+
+
+class Way(enum.Enum):
+    """What is done to hear of the gradient of a tensor."""
+
+    HOOK = "a hook on the tensor"
+    VIEW = "a hook on the view, which a change of its memory ends"
+    TAP = "a tap"
+    NONE = "nothing: its gradient is not heard of"
+
+
+def choose_way(
+    tensor: Tensor, received: Mapping[int, int], *, hooks_views: bool, is_inside: bool = False
+) -> Way:
+    """Choose how a careful listener hears of a gradient.
+
+    An input handed back has the hook on itself: it is one tensor, and what reaches it reaches it
+    from all who use it. A leaf has nothing: a hook would stay on it when the graph is gone.
+    """
+    if tensor.is_leaf:
+        return Way.NONE
+    is_view = tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE
+    if received.get(id(tensor)) == tensor._version:
+        if is_inside:
+            return Way.NONE
+        return Way.VIEW if is_view else Way.HOOK
+    if not is_view:
+        return Way.HOOK
+    if hooks_views or is_inside:
+        return Way.VIEW
+    return Way.TAP if is_alone(tensor) else Way.NONE
+
+
+def is_alone(view: Tensor) -> bool:
+    """Tell whether nobody but this view has its base: nothing else can use the memory."""
+    base = view._base
+    return base is not None and holders(base) == _holders_of_one()
+
+
+@cache
+def _holders_of_one() -> tuple[int, int]:
+    """Count the holders of a base that only its view has, in the same way."""
+    with torch.enable_grad():
+        view = (torch.ones(2, requires_grad=True) * 2)[1:]
+    base = view._base
+    assert base is not None
+    return holders(base)
