@@ -390,3 +390,13 @@ def test_current_stream_is_known_by_its_address() -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         assert _torch.raw_cuda_stream(_torch.current_cuda_device()) == side.cuda_stream
+
+
+def test_scale_of_a_scaler_is_a_tensor() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert _torch.gradient_scale(scaler) is None  # made with the first loss
+    scaler.scale(torch.ones(1))
+    scale = _torch.gradient_scale(scaler)
+    assert scale is not None
+    assert scale.item() == 8
+    assert _torch.gradient_scale(torch.amp.GradScaler("cpu", enabled=False)) is None

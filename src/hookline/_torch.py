@@ -48,6 +48,11 @@ current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 """Give the index of the CUDA device that is current; CUDA must have been initialised."""
 
 
+def gradient_scale(scaler: torch.amp.GradScaler) -> Tensor | None:
+    """Give the factor that a scaler puts into the loss, without waiting for a device."""
+    return scaler._scale if scaler.is_enabled() else None
+
+
 def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
     """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
 

@@ -11,12 +11,15 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from hookline._torch import gradient_scale
 
 
 class StepHearer(Protocol):
@@ -30,6 +33,9 @@ class StepHearer(Protocol):
 
     def skipped_step(self, optimizer: Optimizer) -> None:
         """Learn that a gradient scaler left its step out."""
+
+    def note_scale(self, optimizer: Optimizer, scale: Tensor) -> None:
+        """Learn the factor that a gradient scaler has put into the gradients."""
 
 
 class Clock:
@@ -73,6 +79,10 @@ class Clock:
         self.steps_heard += 1
         self._hearer.after_step(optimizer)
 
+    def tell_scale(self, optimizer: Optimizer, scale: Tensor) -> None:
+        """Pass on the factor that is in the gradients."""
+        self._hearer.note_scale(optimizer, scale)
+
     def tell_skipped(self, optimizer: Optimizer) -> None:
         """Pass on that a step was left out."""
         self._hearer.skipped_step(optimizer)
@@ -83,6 +93,10 @@ def _telling(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def tell(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        scale = gradient_scale(scaler)
+        if scale is not None:
+            for clock in Clock._running:
+                clock.tell_scale(optimizer, scale)
         before = [(clock, clock.steps_heard) for clock in Clock._running]
         result = step(scaler, optimizer, *args, **kwargs)
         for clock, heard in before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,10 @@ class Options:
             raise ValueError(
                 f"budget={self.budget!r}: give a share of the time, 0.03 for three percent"
             )
+        if self.budget is not None and len(self.strides) > 1:
+            raise ValueError(
+                "budget chooses one stride for all: give every as a number, or leave it"
+            )
         if self.keep < 1:
             raise ValueError(f"keep={self.keep!r}: give how many steps stay in memory, from 1")
         for sink in self.to:
@@ -93,6 +98,11 @@ class Options:
         if isinstance(self.every, int):
             return {"**": self.every}
         return self.every if "**" in self.every else {"**": 1, **self.every}
+
+    @property
+    def stride(self) -> int:
+        """One step in so many has something to measure."""
+        return math.gcd(*self.strides.values())
 
     @property
     def extras_every(self) -> Mapping[Extras, int]:

@@ -18,6 +18,7 @@ _WARM_UP = 2
 _LEAST_OF_EACH = 3
 _REMEMBERED = 25
 _MOST_STRIDE = 1000
+_ROUNDING = 1e-9
 _CHECK_AGAIN = 25
 """How often one step is left out to time it, where the budget allows every step."""
 
@@ -125,7 +126,8 @@ class Pace:
         added = max(statistics.median(self._times[True]) - plain, statistics.median(self._own))
         if plain <= 0:
             return self._every
-        return min(_MOST_STRIDE, math.ceil(added / plain / budget))
+        # A cost that is the budget to the last bit, or just past it, fits.
+        return min(_MOST_STRIDE, math.ceil(added / plain / budget - _ROUNDING))
 
     def cost(self) -> Cost:
         """Say what was measured so far."""

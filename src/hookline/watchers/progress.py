@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TextIO
@@ -43,14 +44,18 @@ class ProgressLine:
             self._latest += f" · {closing}" if closing else ""
             self._write()
             if self._is_terminal:
-                self._stream.write("\n")
-                self._stream.flush()
+                self._put("\n")
 
     def _write(self) -> None:
         assert self._latest is not None
         if self._is_terminal:
-            self._stream.write("\r" + self._latest.ljust(self._width))
+            self._put("\r" + self._latest.ljust(self._width))
             self._width = len(self._latest)
         else:
-            self._stream.write(self._latest + "\n")
-        self._stream.flush()
+            self._put(self._latest + "\n")
+
+    def _put(self, text: str) -> None:
+        """Write, unless nobody reads any more: a line is no reason to end anything."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()

@@ -21,7 +21,7 @@ from torch import Tensor
 from hookline._errors import UnsupportedTensor
 from hookline.runs import Block, SiteFacts, StepRecord
 from hookline.stats import Extras, Log, Measured, Taken, open_log
-from hookline.stats.rows import derive, merge_rows, scale_rows
+from hookline.stats.rows import MEAN, derive, merge_rows, scale_rows
 from hookline.watchers.waiting import Queue
 
 Event = tuple[int, int, "Log"]
@@ -56,6 +56,12 @@ class Harvest:
     unscaled: dict[tuple[int, Log], int]
     """Rows of gradients that a GradScaler has scaled, with the row of the scale."""
 
+    scale: tuple[int, Log] | None
+    """The row of the factor that is in the gradients of values."""
+
+    gradients: frozenset[int]
+    """The sites that are gradients of values, where there is such a factor."""
+
     scalars: dict[str, float]
     """Numbers that are known already."""
 
@@ -70,16 +76,36 @@ class Harvest:
         measured = {log: taken.wait() for log, taken in self.taken.items()}
         scalars = dict(self.scalars)
         for name, row, log in self.pending:
-            scalars[name] = float(derive(measured[log].rows[row : row + 1], "mean")[0])
+            scalars[name] = _read_number(measured[log].rows[row : row + 1])
         for (row, log), scale_row in self.unscaled.items():
             rows = measured[log].rows
-            scale = rows[scale_row, 6]
+            scale = rows[scale_row, MEAN]
             if scale:
                 rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
         blocks = _sort_by_site(self.events, measured)
+        if self.scale is not None:
+            row, log = self.scale
+            blocks = [self._unscale(block, measured[log].rows[row, MEAN]) for block in blocks]
         if self.updates:
             blocks.append(_sort_updates(self.updates, measured))
         return StepRecord(self.step, self.time, self.seconds, scalars, blocks)
+
+    def _unscale(self, block: Block, scale: float) -> Block:
+        """Take the factor out of gradients; what was counted is of the values as they flowed."""
+        if block.kind not in ("rows", "sketch") or not scale:
+            return block
+        factors = np.array([1 / scale if site in self.gradients else 1.0 for site in block.sites])
+        if block.kind == "rows":
+            return Block(block.kind, block.sites, scale_rows(block.values, factors))
+        values = (block.values * factors[:, None]).astype(block.values.dtype)
+        return Block(block.kind, block.sites, values)
+
+
+def _read_number(row: Any) -> float:
+    """Give back the one number that a row was measured of."""
+    if derive(row, "posinf")[0]:
+        return float("inf")
+    return float("-inf") if derive(row, "neginf")[0] else float(derive(row, "mean")[0])
 
 
 def _sort_by_site(events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
@@ -144,6 +170,7 @@ class _Step:
     events: list[Event] = field(default_factory=list)
     updates: list[tuple[int, int, int, Log]] = field(default_factory=list)
     unscaled: dict[tuple[int, Log], int] = field(default_factory=dict)
+    scale: tuple[int, Log] | None = None
     scalars: dict[str, float] = field(default_factory=dict)
     pending: list[tuple[str, int, Log]] = field(default_factory=list)
     sites: list[SiteFacts] = field(default_factory=list)
@@ -278,6 +305,13 @@ class Recorder:
         """Note that a gradient still has the factor of a GradScaler in it."""
         self._step.unscaled[row, log] = scale_row
 
+    def _gradients(self) -> frozenset[int]:
+        return frozenset(one.id for one in self.facts if one.kind == "gradient")
+
+    def scale_gradients(self, scale: Tensor) -> None:
+        """Note the factor that a GradScaler has put into the gradients of this step."""
+        self._step.scale = self.add_scalar("grad_scale", scale)
+
     def add_scalar(self, name: str, value: float | Tensor) -> tuple[int, Log] | None:
         """Note a number of this step; one on a device is fetched with the rows."""
         if isinstance(value, Tensor):
@@ -313,6 +347,8 @@ class Recorder:
             events=step.events,
             updates=step.updates,
             unscaled=step.unscaled,
+            scale=step.scale,
+            gradients=self._gradients() if step.scale is not None else frozenset(),
             scalars=step.scalars,
             pending=step.pending,
             sites=step.sites,

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline._torch import graph_task_id
@@ -81,7 +82,7 @@ class Steps:
 
     def stop(self) -> None:
         """End the last step, also one that is not complete, and measure nothing more."""
-        if self._recorder.has_events or self._recorder.has_scalars:
+        if self._stepped or self._recorder.has_events or self._recorder.has_scalars:
             self._end(is_partial=not self._stepped)
         self._recorder.is_on = self.is_running = False
 
@@ -117,6 +118,14 @@ class Steps:
             with self._recorder.timed(), torch.no_grad():
                 self._weights.skipped(optimizer)
         self._note_step(optimizer)
+
+    def note_scale(self, optimizer: Optimizer, scale: Tensor) -> None:
+        """Learn the factor that a gradient scaler has put into the gradients of this step."""
+        if not self._is_ours(optimizer):
+            return
+        self._begin_if_again(optimizer)
+        if self._recorder.is_on:
+            self._recorder.scale_gradients(scale)
 
     def on_call(self) -> None:
         """Learn that a call of a model begins."""
@@ -173,7 +182,7 @@ class Steps:
         self._stepped.clear()
         self._is_due = is_due
         self._is_next_due = None
-        self._weights.begin_step()
+        self._weights.begin_step(self.number)
         extras = Extras(0)
         for extra, stride in self._extras_every.items():
             if self._is_turn(stride):

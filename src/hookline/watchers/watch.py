@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hookline._errors import RunWriteError, SessionError
 from hookline._tables import Table
 from hookline.addresses import Selector
-from hookline.runs import RunWriter, Series, describe_environment
+from hookline.runs import History, RunWriter, Series, describe_environment
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.clocks import Clock
 from hookline.watchers.delivering import Delivery
@@ -68,7 +68,8 @@ def watch(
     are merged. The counts of zeros, tiny and huge elements with the exponent histogram, and the
     sketch, are taken in one watched step of `counts_every` and `sketch_every` (0: never).
 
-    `every` is a stride, or strides by pattern: `{"**": 10, "head": 1}`. `budget=0.03` watches as
+    `every` is a stride, or strides by pattern, of which the last that matches counts:
+    `{"**": 10, "head": 1}`. `budget=0.03` watches as
     many steps as keep the measured cost under three percent. Calls without grad are left out
     unless `with_inference`. `optimizers` names those whose steps count, where not all do. Several
     models come as a list or a dict. Without `run_dir` the latest `keep` steps stay in memory.
@@ -108,7 +109,7 @@ class Watch:
         """Whether it still measures."""
         self._recorder = Recorder()
         self._attachment = Attachment(models, options, self._recorder)
-        self._pace = Pace(min(options.strides.values()), options.budget)
+        self._pace = Pace(options.stride, options.budget)
         is_wanted = choose_parameters(models, options.parameters)
         writer, first_step = self._make_writer(models, options)
         self._delivery = Delivery(
@@ -121,7 +122,7 @@ class Watch:
         named = [(prefix, model, is_wanted) for prefix, model in models.items()]
         self._steps = Steps(
             self._recorder,
-            Weights(self._recorder, named, updates=options.updates),
+            Weights(self._recorder, named, updates=options.updates, strides=options.strides),
             self._pace,
             first=first_step,
             extras_every=options.extras_every,
@@ -230,6 +231,12 @@ class Watch:
             raise SessionError("there is no run folder to dump to: hl.watch(model, run_dir)")
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
         self._delivery.dump(name, copies, {"step": self.step_number, **facts})
+
+    @property
+    def history(self) -> History:
+        """The steps that are still in memory, read as a run is: sites, maps, histograms."""
+        self._catch_up()
+        return self._delivery.recent
 
     @property
     def cost(self) -> Cost:

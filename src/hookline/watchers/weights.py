@@ -45,6 +45,9 @@ class Weight:
     module: str
     """The path of its module."""
 
+    every: int = 1
+    """Which steps it is measured in: one in so many."""
+
     ids: dict[str, int] = field(default_factory=dict)
     """The numbers of its sites: the value, `grad`, `update` and moments."""
 
@@ -91,7 +94,16 @@ def choose_parameters(
 class Weights:
     """Measure the watched parameters of an optimizer before and after it steps."""
 
-    def __init__(self, recorder: Recorder, models: Sequence[Named], *, updates: bool) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        models: Sequence[Named],
+        *,
+        updates: bool,
+        strides: Mapping[str, int],
+    ) -> None:
+        self._strides = [(compile_path(one), stride) for one, stride in strides.items()]
+        self._step = 0
         self._recorder = recorder
         self._models = models
         self._with_updates = updates
@@ -103,8 +115,8 @@ class Weights:
         self._turn = 0
 
     def of(self, optimizer: Optimizer) -> list[Weight]:
-        """List the watched parameters that an optimizer has."""
-        return self._own(optimizer).weights
+        """List the watched parameters of an optimizer whose turn it is in this step."""
+        return [one for one in self._own(optimizer).weights if self._step % one.every == 0]
 
     def owns_any(self, optimizer: Optimizer) -> bool:
         """Tell whether an optimizer steps a parameter of a watched model, measured or not."""
@@ -131,11 +143,16 @@ class Weights:
                 if any(map(wanted, entry.names)):
                     name = prefix + entry.names[0]
                     kind = type(entry.places[0][0]).__name__
-                    module = name.rpartition(".")[0]
-                    self._all[id(entry.parameter)] = Weight(name, entry.parameter, kind, module)
+                    module = _above(name)
+                    weight = Weight(name, entry.parameter, kind, module)
+                    for is_match, stride in self._strides:
+                        if any(is_match(one) or is_match(_above(one)) for one in entry.names):
+                            weight.every = stride
+                    self._all[id(entry.parameter)] = weight
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
         """Forget what was measured for the step before."""
+        self._step = step
         self._measured.clear()
         self._copies.clear()
 
@@ -240,6 +257,11 @@ class Weights:
             number = self._recorder.new_site(lambda n, v: _facts(one, part, n, v), value)
             one.ids[part] = number
         return number
+
+
+def _above(name: str) -> str:
+    """Give the path of the module that has a parameter."""
+    return name.rpartition(".")[0]
 
 
 def _is_number(group: dict[str, Any]) -> bool:
