@@ -219,6 +219,19 @@ def test_strides_by_pattern() -> None:
     rare = [None if step % 5 else 20.0 for step in range(7)]
     assert counts(watched, "fc1") == counts(watched, "fc1:output.grad") == rare
     assert counts(watched, "fc2") == counts(watched, "fc2:output.grad") == [10.0] * 7
+    weights = [None if step % 5 else 12.0 for step in range(7)]
+    assert counts(watched, "fc1.weight") == counts(watched, "fc1.weight:update") == weights
+    assert counts(watched, "fc2.weight") == counts(watched, "fc2.weight:update") == [8.0] * 7
+
+
+def test_strides_that_share_no_step_but_the_first() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hl.watch(model, every={"**": 2, "fc2": 3}) as watched:
+        train(model, optimizer, 7)
+    assert watched.series("fc1", "count").steps.tolist() == [0, 2, 3, 4, 6]
+    assert counts(watched, "fc1") == [20.0, 20.0, None, 20.0, 20.0]
+    assert counts(watched, "fc2") == [10.0, None, 10.0, None, 10.0]
 
 
 def test_sites_that_no_stride_names_are_watched_at_every_step() -> None:

@@ -70,9 +70,7 @@ def test_ranks_train_as_before_and_are_read_as_one_run(tmp_path: Path) -> None:
     assert run.series("fc1", "count", rank=0).values.tolist() == [32.0] * STEPS
     assert run.series("fc1", "count").values.tolist() == [72.0] * STEPS
     last = torch.cat([output for one in ranks for output in one["outputs"][-2:]]).double()
-    assert run.series("fc2", "rms").values[-1] == np.float64(
-        run.series("", "rms").values[-1]
-    )
+    assert run.series("fc2", "rms").values[-1] == np.float64(run.series("", "rms").values[-1])
     assert abs(run.series("fc2", "rms").values[-1] / last.square().mean().sqrt() - 1) < 1e-6
     # The optimizer of every rank is given the mean over ranks.
     for rank, one in enumerate(ranks):

@@ -136,7 +136,8 @@ def test_gradients_under_a_scaler_are_the_unscaled_ones(fused: bool, unscales: b
     model, plain = Net(), Net()
     plain.load_state_dict(model.state_dict())
     (batch,) = batches(5, 3, count=1)
-    plain(batch).square().sum().backward()
+    with hl.capture(plain, "**", grads=True) as got:
+        plain(batch).square().sum().backward()
     if unscales:
         nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
@@ -151,6 +152,10 @@ def test_gradients_under_a_scaler_are_the_unscaled_ones(fused: bool, unscales: b
     for name, one in plain.named_parameters():
         assert one.grad is not None
         assert_measured(watched, f"{name}:grad", one.grad)
+    for site in ("fc1", "act", "fc2", ""):
+        gradient = got[site].output.grad
+        assert_measured(watched, f"{site}:output.grad", gradient)
+    assert watched.scalar("grad_scale").values.tolist() == [1024.0]
     assert watched.series("fc1.weight:update", "ratio").values[0] > 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -57,6 +56,8 @@ def same_bits(left: Any, right: Any) -> bool:
         return bool(left == right)
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
+    if left.is_sparse:
+        left, right = left.to_dense(), right.to_dense()
     lefts, rights = (one.detach().flatten().contiguous().view(torch.uint8) for one in (left, right))
     return torch.equal(lefts, rights)
 
@@ -112,10 +113,3 @@ def plain_loop(*shape: int, loss_of: Callable[[Any], Tensor] | None = None) -> L
 def addresses(watched: hl.Watch) -> list[str]:
     """List the sites that a watch has met."""
     return [str(row["site"]) for row in watched.table()]
-
-
-def quiet(function: Callable[[], Any]) -> Any:
-    """Call something that warns of other things."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function()

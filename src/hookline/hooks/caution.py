@@ -8,13 +8,18 @@ original without that change. Whoever is careful gets a tap only where neither c
 from __future__ import annotations
 
 import enum
+import gc
+import sys
 from collections.abc import Mapping
 from functools import cache
+from types import CellType, FrameType
 
 import torch
 from torch import Tensor
 
 from hookline._torch import CreationMeta, creation_meta, holders
+
+_MOST_FAILURES = 3
 
 
 class Way(enum.Enum):
@@ -46,6 +51,38 @@ def choose_way(
     if hooks_views or is_inside:
         return Way.VIEW
     return Way.TAP if is_alone(tensor) else Way.NONE
+
+
+class Company:
+    """Tell whether a view that a module returned is held by the call alone.
+
+    The first time all that refers to it is looked through, which is slow; from then on the number
+    of references has to be the same.
+    """
+
+    __slots__ = ("_failures", "_usual")
+
+    def __init__(self) -> None:
+        self._usual: dict[object, int] = {}
+        self._failures = 0
+
+    def is_absent(self, view: Tensor) -> bool:
+        """Tell whether nobody else has the view; called in the function that was handed it."""
+        way = sys._getframe(2).f_code  # each way here holds it another number of times
+        usual = self._usual.get(way)
+        if usual is None and self._failures < _MOST_FAILURES:
+            if all(_is_of_call(one, view) for one in gc.get_referrers(view)):
+                usual = self._usual[way] = sys.getrefcount(view)
+            else:
+                self._failures += 1
+        return usual is not None and sys.getrefcount(view) == usual
+
+
+def _is_of_call(holder: object, view: Tensor) -> bool:
+    """Tell whether something that refers to a view is part of the call that returned it."""
+    if isinstance(holder, tuple):  # what a forward hook is called with, or the end of it
+        return len(holder) > 1 and isinstance(holder[-2], dict) and holder[-1] is view
+    return isinstance(holder, CellType | FrameType)
 
 
 def is_alone(view: Tensor) -> bool:

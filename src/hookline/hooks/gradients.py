@@ -330,9 +330,11 @@ def wire_one(
         return output
     relay = RelayOne(port, (), listener, visit)
     if listener.is_careful and not is_functorch_active():
-        way = choose_way(
-            output, received, hooks_views=listener.hooks_views, is_inside=views is not None
-        )
+        is_inside, hooks_views = views is not None, listener.hooks_views
+        way = choose_way(output, received, hooks_views=hooks_views, is_inside=is_inside)
+        company = listener.company
+        if way is Way.TAP and (company is None or not company.is_absent(output)):
+            way = Way.NONE
         if way is not Way.TAP:
             _hear_carefully(output, relay, way)
             return output
@@ -454,14 +456,13 @@ def wire_outputs(
     tapped: list[Tensor] = []
     tapped_paths: list[list[Path]] = []
     is_careful = all(one.is_careful for one, _, _ in ears) and not is_functorch_active()
-    hooks_views = any(one.hooks_views for one, _, _ in ears)
+    hooks_views, is_inside = any(one.hooks_views for one, _, _ in ears), views is not None
     for tensor, places in zip(tensors, paths, strict=True):
         if is_careful:
-            way = choose_way(tensor, received, hooks_views=hooks_views, is_inside=views is not None)
-            if way is not Way.TAP:
-                _hear_carefully(tensor, Relay(port, [places], ears), way)
-                continue
-        if views is not None and not together and is_plain_view(tensor, received):
+            # No tap among several tensors: who else holds one cannot be told.
+            way = choose_way(tensor, received, hooks_views=hooks_views, is_inside=is_inside)
+            _hear_carefully(tensor, Relay(port, [places], ears), way)
+        elif views is not None and not together and is_plain_view(tensor, received):
             _hook_view(tensor, Relay(port, [places], ears), views)
         elif together or needs_tap(tensor, received):
             tapped.append(tensor)

@@ -11,6 +11,7 @@ kernel.c      the kernel: rows, sketches and counts in one pass
 elements.h    the kernel's elements: reading any dtype block by block
 blocks.py     the CPU path where nothing can be compiled
 cuda.py       the log of a CUDA device
+arriving.py   what is on its way from there
 kernels.py    its Triton kernels
 launching.py  how they are launched
 anywhere.py   the log of any other device, by plain torch operations
@@ -18,6 +19,6 @@ anywhere.py   the log of any other device, by plain torch operations
 
 from __future__ import annotations
 
-from hookline.stats.logs import Extras, Log, Measured, Taken, open_log
+from hookline.stats.logs import Extras, Log, Measured, Taken, Update, open_log
 
-__all__ = ["Extras", "Log", "Measured", "Taken", "open_log"]
+__all__ = ["Extras", "Log", "Measured", "Taken", "Update", "open_log"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
 from hookline.stats import reference
-from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured
+from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Update
 from hookline.stats.preparing import Prepared, flatten, prepare, prepare_update, undisturbed, widen
 from hookline.stats.rows import merge_rows
 
@@ -168,6 +168,10 @@ class TorchLog:
                 sheet.rows.add(number, row)
                 sheet.updates.add(number, counts)
         return number
+
+    def add_updates(self, updates: Sequence[Update]) -> list[int]:
+        """Measure some updates, one after the other."""
+        return [self.add_update(*one) for one in updates]
 
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
         """Measure some tensors, one after the other."""

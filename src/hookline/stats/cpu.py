@@ -18,7 +18,7 @@ from hookline._errors import UnsupportedTensor
 from hookline._torch import has_function_mode
 from hookline.stats import blocks, compiled, reference
 from hookline.stats.compiled import KINDS
-from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras
+from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Update
 from hookline.stats.preparing import (
     PLAIN,
     Prepared,
@@ -108,6 +108,10 @@ class CpuLog:
             with self._lock:
                 sheet.running -= 1
         return number
+
+    def add_updates(self, updates: Sequence[Update]) -> list[int]:
+        """Measure some updates, one after the other."""
+        return [self.add_update(*one) for one in updates]
 
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
         """Measure some tensors, one after the other."""

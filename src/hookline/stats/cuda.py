@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +21,9 @@ from hookline._torch import (
     raw_cuda_stream,
 )
 from hookline.stats import kernels
+from hookline.stats.arriving import PARTIAL_WIDTH, CudaStep, CudaTaken
 from hookline.stats.launching import Launcher
-from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Taken
+from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Taken, Update
 from hookline.stats.preparing import (
     PLAIN,
     Prepared,
@@ -32,7 +32,6 @@ from hookline.stats.preparing import (
     undisturbed,
     widen,
 )
-from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
 
 _MOST_PROGRAMS = 256
 """Partial rows of one tensor: about two programs for each multiprocessor of a large GPU."""
@@ -40,8 +39,7 @@ _MOST_PROGRAMS = 256
 _SLOTS = 512
 """Tensors measured before their partial rows are merged: 8 MiB of them."""
 
-_WIDTH = len(COLUMNS)
-_SLOT_BYTES = _MOST_PROGRAMS * _WIDTH * 8
+_SLOT_BYTES = _MOST_PROGRAMS * PARTIAL_WIDTH * 8
 _LARGE = 1 << 31
 
 _BLOCK = 1024
@@ -53,6 +51,8 @@ _SHARES = 64
 _ALONE = 1 << 26
 """Elements of a tensor that is worth a launch of its own."""
 
+_UPDATES_TOGETHER = 4
+_UPDATE_SHARES = 128
 _SKETCH_PROGRAMS = 128
 _SKETCH_ROWS = 64
 _COUNT_PROGRAMS = 256
@@ -65,73 +65,6 @@ _SINGLE = _NARROW | {torch.float32}
 _DIRECT = _NARROW | {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
-class _Step:
-    """What was measured since the last take, besides the rows in the slots."""
-
-    def __init__(self) -> None:
-        self.merged: list[Tensor] = []
-        """Rows that are merged already, of earlier slots."""
-        self.sketched: list[int] = []
-        self.sketches: list[Tensor] = []
-        self.counted: list[int] = []
-        self.counts: list[Tensor] = []
-        self.updated: list[int] = []
-        self.updates: list[Tensor] = []
-        self.compressed: dict[int, tuple[int, int]] = {}
-        """Rows of tensors that repeat their elements, or leave zeros out: how often, how many."""
-
-
-class CudaTaken:
-    """Numbers of a step on their way to the host."""
-
-    def __init__(
-        self, host: Tensor, event: torch.cuda.Event, sizes: tuple[int, ...], step: _Step
-    ) -> None:
-        self._host = host
-        self._event = event
-        self._sizes = sizes
-        self._step = step
-
-    def wait(self) -> Measured:
-        """Wait for the copy."""
-        self._event.synchronize()
-        flat = self._host.numpy()
-        ends = np.cumsum(self._sizes)
-        rows, sketches, counts, updates = (
-            flat[end - size : end].copy() for end, size in zip(ends, self._sizes, strict=True)
-        )
-        step = self._step
-        measured = Measured(
-            rows=rows.reshape(-1, _WIDTH),
-            sketched=np.array(step.sketched, dtype=np.int64),
-            sketches=sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32),
-            counted=np.array(step.counted, dtype=np.int64),
-            counts=counts.reshape(-1, 3 + BINS)[:, :3].copy(),
-            histograms=counts.reshape(-1, 3 + BINS)[:, 3:].astype(np.int64),
-            updated=np.array(step.updated, dtype=np.int64),
-            updates=updates.reshape(-1, 2),
-        )
-        for row, (repeats, zeros) in step.compressed.items():
-            _expand(measured, row, repeats, zeros)
-        return measured
-
-
-def _expand(measured: Measured, row: int, repeats: int, zeros: int) -> None:
-    """Count the elements that a compressed tensor does not hold."""
-    one = measured.rows[row]
-    one[[FINITE, NAN, POSINF, NEGINF, M2]] *= repeats
-    places = np.flatnonzero(measured.counted == row)
-    measured.counts[places] *= repeats
-    measured.histograms[places] *= repeats
-    if zeros:
-        none = np.zeros(_WIDTH)
-        none[FINITE] = zeros
-        assert none[MIN] == none[MAX] == none[MEAN] == 0
-        measured.rows[row] = merge_rows(np.stack([one, none]), [0, 0], 1)[0]
-        measured.counts[places, 0] += zeros
-        measured.histograms[places, 0] += zeros
-
-
 class CudaLog:
     """Measure tensors of one CUDA device."""
 
@@ -140,12 +73,12 @@ class CudaLog:
         self._device = torch.device("cuda", self._index)
         with torch.inference_mode(False):  # they are written to inside and outside of it
             self._partials = torch.empty(
-                (_SLOTS, _MOST_PROGRAMS, _WIDTH), dtype=torch.float64, device=self._device
+                (_SLOTS, _MOST_PROGRAMS, PARTIAL_WIDTH), dtype=torch.float64, device=self._device
             )
             self._programs = torch.zeros(_SLOTS, dtype=torch.int32, device=self._device)
         self._rows_at = self._partials.data_ptr()
         self._programs_at = self._programs.data_ptr()
-        self._step = _Step()
+        self._step = CudaStep()
         self._slot = 0
         self._base = 0
         """The number of the row in slot 0."""
@@ -173,7 +106,13 @@ class CudaLog:
         }
         self._count: dict[Any, Launcher] = {}
         self._update = {
-            has: Launcher(kernels.measure_update, HAS_GRAD=has, BLOCK=_COUNT_BLOCK)
+            has: Launcher(
+                kernels.measure_four_updates,
+                MOST=_MOST_PROGRAMS,
+                SHARES=_UPDATE_SHARES,
+                HAS_GRAD=has,
+                BLOCK=_COUNT_BLOCK,
+            )
             for has in (False, True)
         }
 
@@ -368,54 +307,69 @@ class CudaLog:
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
-        given = (before, after) if grad is None else (before, after, grad)
-        if has_function_mode() or not _are_alike(given):
-            old, new, slope = (
-                None if one is None else _kernel_ready(one)
-                for one in prepare_update(before, after, grad)
-            )
-            assert old is not None
-            assert new is not None
-            slope = new if slope is None else slope
-        else:
-            old, new, slope = before, after, after if grad is None else grad
-        size = new.numel()
-        with self._lock, self._on_device(), undisturbed():
+        return self.add_updates([(before, after, grad)])[0]
+
+    def add_updates(self, updates: Sequence[Update]) -> list[int]:
+        """Measure some updates, several in one launch where they are alike."""
+        rows: list[int] = []
+        alike: list[Update] = []
+        for update in updates:
+            if alike and (len(alike) == _UPDATES_TOGETHER or not _goes_with(update, alike[0])):
+                rows += self._launch_updates(alike)
+                alike = []
+            alike.append(update if _is_simple(update) else _simplify(update))
+        return rows + self._launch_updates(alike)
+
+    def _launch_updates(self, updates: list[Update]) -> list[int]:
+        count = len(updates)
+        columns: list[list[Tensor]] = [
+            [one[0] for one in updates],
+            [one[1] for one in updates],
+            [one[1] if one[2] is None else one[2] for one in updates],
+        ]
+        sizes = [one[1].numel() for one in updates]
+        has_grad = updates[0][2] is not None
+        with self._lock, self._on_device():
             stream = self._use_stream()
-            row, slot = self._next_slot()
-            counts = torch.zeros(2, dtype=torch.int64, device=self._device)
-            if size:
-                tensors = (old, new, slope)
-                places = [one.data_ptr() for one in tensors]
-                kinds = (one.dtype for one in tensors)
-                self._update[grad is not None](
-                    (*kinds, *(at % 16 == 0 for at in places), size >= _LARGE),
-                    min(-(-size // _COUNT_BLOCK), _MOST_PROGRAMS),
-                    stream,
-                    (
-                        *places,
-                        size,
-                        self._rows_at + slot * _SLOT_BYTES,
-                        self._programs_at + 4 * slot,
-                        counts.data_ptr(),
-                    ),
-                    lambda: (*tensors, size, self._partials[slot], self._programs[slot:], counts),
-                )
-            self._step.updated.append(row)
-            self._step.updates.append(counts)
-        return row
+            if self._slot + count > _SLOTS:
+                with undisturbed():
+                    self._merge()
+            slot, row = self._slot, self._base + self._slot
+            self._slot += count
+            rows = list(range(row, row + count))
+            self._step.updated += rows
+            if not any(sizes):
+                return rows
+            missing = _UPDATES_TOGETHER - count
+            tensors = [one for column in columns for one in (*column, *[column[0]] * missing)]
+            sizes += [0] * missing
+            places = [one.data_ptr() for one in tensors]
+            kinds = tuple(column[0].dtype for column in columns)
+            aligned = tuple(at % 16 == 0 for at in places)
+            self._update[has_grad](
+                (*kinds, aligned if not all(aligned) else True, max(sizes) >= _LARGE),
+                count * _UPDATE_SHARES,
+                stream,
+                (
+                    *places,
+                    *sizes,
+                    self._rows_at + slot * _SLOT_BYTES,
+                    self._programs_at + 4 * slot,
+                ),
+                lambda: (*tensors, *sizes, self._partials[slot:], self._programs[slot:]),
+            )
+        return rows
 
     def take(self) -> Taken:
         """Hand over everything since the last take and start again from row 0."""
         with self._lock, self._on_device(), undisturbed():
             self._merge()
-            step, self._step = self._step, _Step()
+            step, self._step = self._step, CudaStep()
             self._base = 0
             groups = (
                 [one.flatten() for one in step.merged],
                 step.sketches,
                 step.counts,
-                [torch.stack(step.updates).flatten().to(torch.float64)] if step.updates else [],
             )
             sizes = tuple(sum(one.numel() for one in group) for group in groups)
             flat = torch.cat([one for group in groups for one in group])
@@ -452,7 +406,7 @@ class CudaLog:
         for raw, other in self._streams.items():
             if raw != here.cuda_stream:
                 here.wait_stream(other)
-        rows = torch.empty((self._slot, _WIDTH), dtype=torch.float64, device=self._device)
+        rows = torch.empty((self._slot, PARTIAL_WIDTH), dtype=torch.float64, device=self._device)
         if self._slot:
             kernels.reduce_rows[(self._slot,)](
                 self._partials, self._programs, rows, MOST=_MOST_PROGRAMS, num_warps=4
@@ -487,6 +441,28 @@ def _kernel_ready(values: Tensor) -> Tensor:
         return values if values.dtype in _DIRECT else values.to(torch.float64)
 
 
-def _are_alike(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel can read tensors side by side as they are."""
-    return all(_is_direct(one) and one.shape == tensors[0].shape for one in tensors)
+def _is_simple(update: Update) -> bool:
+    """Tell whether a kernel can read an update as it is."""
+    before, after, grad = update
+    given = (before, after) if grad is None else (before, after, grad)
+    return not has_function_mode() and all(
+        _is_direct(one) and one.shape == before.shape for one in given
+    )
+
+
+def _simplify(update: Update) -> Update:
+    """Give an update as tensors that a kernel can read."""
+    before, after, grad = prepare_update(*update)
+    return (
+        _kernel_ready(before),
+        _kernel_ready(after),
+        None if grad is None else _kernel_ready(grad),
+    )
+
+
+def _goes_with(update: Update, other: Update) -> bool:
+    """Tell whether two updates can be measured in one launch."""
+    if not _is_simple(update):
+        return False
+    kinds = [[None if one is None else one.dtype for one in each] for each in (update, other)]
+    return kinds[0] == kinds[1] and max(update[1].numel(), other[1].numel()) < _LARGE

@@ -14,9 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-COLUMNS = 8
-SKETCH = 64
-BINS = 256
+WIDTH = tl.constexpr(10)
+"""Numbers of a partial row: the eight of a row, and of an update what was given and lost."""
 
 
 @triton.jit
@@ -106,7 +105,7 @@ def _measure_share(
     """
     if share == 0:
         tl.store(programs_ptr, shares.to(tl.int32))
-    row_ptr = rows_ptr + share * 8
+    row_ptr = rows_ptr + share * WIDTH
     lanes = tl.arange(0, BLOCK)
     stride = shares * BLOCK
     first = share * BLOCK
@@ -248,7 +247,7 @@ def measure_eight(
         _measure_share(
             x_ptr,
             n,
-            rows_ptr + which.to(tl.int64) * MOST * 8,
+            rows_ptr + which.to(tl.int64) * MOST * WIDTH,
             programs_ptr + which,
             share,
             shares,
@@ -265,7 +264,7 @@ def reduce_rows(partials_ptr, programs_ptr, out_ptr, MOST: tl.constexpr):
     programs = tl.load(programs_ptr + event)
     which = tl.arange(0, MOST)
     here = which < programs
-    rows = partials_ptr + (event * MOST + which) * 8
+    rows = partials_ptr + (event * MOST + which) * WIDTH
     count = tl.load(rows + 0, mask=here, other=0.0)
     mean = tl.load(rows + 6, mask=here, other=0.0)
     m2 = tl.load(rows + 7, mask=here, other=0.0)
@@ -276,7 +275,7 @@ def reduce_rows(partials_ptr, programs_ptr, out_ptr, MOST: tl.constexpr):
     centre = tl.where(rest - rest == 0, centre + rest, centre)
     apart = tl.where(count > 0, mean - centre, 0.0)
     _store_row(
-        out_ptr + event * 8,
+        out_ptr + event * WIDTH,
         total,
         tl.sum(tl.load(rows + 1, mask=here, other=0.0), 0),
         tl.sum(tl.load(rows + 2, mask=here, other=0.0), 0),
@@ -286,6 +285,8 @@ def reduce_rows(partials_ptr, programs_ptr, out_ptr, MOST: tl.constexpr):
         centre,
         tl.sum(m2 + count * apart * apart, 0),
     )
+    tl.store(out_ptr + event * WIDTH + 8, tl.sum(tl.load(rows + 8, mask=here, other=0.0), 0))
+    tl.store(out_ptr + event * WIDTH + 9, tl.sum(tl.load(rows + 9, mask=here, other=0.0), 0))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -368,24 +369,23 @@ def count(
     tl.atomic_add(bins_ptr + tl.arange(0, 256), bins.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["n"])
-def measure_update(
+@triton.jit
+def _update_share(
     before_ptr,
     after_ptr,
     grad_ptr,
     n,
     rows_ptr,
     programs_ptr,
-    counts_ptr,
+    share,
+    shares,
     HAS_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the partial row of what was added to a weight, and count what stayed as it was."""
-    pid = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0).to(tl.int64)
-    if pid == 0:
-        tl.store(programs_ptr, tl.num_programs(0))
-    n = n.to(tl.int64)
+    if share == 0:
+        tl.store(programs_ptr, shares.to(tl.int32))
+    row_ptr = rows_ptr + share * WIDTH
     lanes = tl.arange(0, BLOCK)
     given = tl.zeros([BLOCK], tl.int64)
     lost = tl.zeros([BLOCK], tl.int64)
@@ -397,7 +397,7 @@ def measure_update(
     high = tl.full([BLOCK], float("-inf"), tl.float64)
     total = tl.zeros([BLOCK], tl.float64)
     squares = tl.zeros([BLOCK], tl.float64)
-    start = pid * BLOCK
+    start = share * BLOCK
     pivot = tl.load(after_ptr + start).to(tl.float64) - tl.load(before_ptr + start).to(tl.float64)
     pivot = tl.where(pivot - pivot == 0, pivot, 0.0)
     while start < n:
@@ -422,12 +422,12 @@ def measure_update(
         x = tl.where(is_finite, x - pivot, 0.0)
         total += x
         squares += x * x
-        start += programs * BLOCK
+        start += shares * BLOCK
     amount = tl.sum(finite, 0).to(tl.float64)
     off = tl.sum(total, 0) / tl.maximum(amount, 1.0)
     mean = tl.where(amount > 0, pivot + off, 0.0)
     _store_row(
-        rows_ptr + pid * 8,
+        row_ptr,
         amount,
         tl.sum(nan, 0).to(tl.float64),
         tl.sum(posinf, 0).to(tl.float64),
@@ -437,5 +437,70 @@ def measure_update(
         mean,
         tl.maximum(tl.sum(squares, 0) - amount * off * off, 0.0),
     )
-    tl.atomic_add(counts_ptr + 0, tl.sum(given, 0))
-    tl.atomic_add(counts_ptr + 1, tl.sum(lost, 0))
+    tl.store(row_ptr + 8, tl.sum(given, 0).to(tl.float64))
+    tl.store(row_ptr + 9, tl.sum(lost, 0).to(tl.float64))
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3"])
+def measure_four_updates(
+    before0_ptr,
+    before1_ptr,
+    before2_ptr,
+    before3_ptr,
+    after0_ptr,
+    after1_ptr,
+    after2_ptr,
+    after3_ptr,
+    grad0_ptr,
+    grad1_ptr,
+    grad2_ptr,
+    grad3_ptr,
+    n0,
+    n1,
+    n2,
+    n3,
+    rows_ptr,
+    programs_ptr,
+    MOST: tl.constexpr,
+    SHARES: tl.constexpr,
+    HAS_GRAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the partial rows of four updates of one dtype, in slots that follow each other."""
+    pid = tl.program_id(0)
+    which = pid // SHARES
+    share = (pid % SHARES).to(tl.int64)
+    before_ptr = before0_ptr
+    after_ptr = after0_ptr
+    grad_ptr = grad0_ptr
+    n = n0
+    if which == 1:
+        before_ptr = before1_ptr
+        after_ptr = after1_ptr
+        grad_ptr = grad1_ptr
+        n = n1
+    elif which == 2:
+        before_ptr = before2_ptr
+        after_ptr = after2_ptr
+        grad_ptr = grad2_ptr
+        n = n2
+    elif which == 3:
+        before_ptr = before3_ptr
+        after_ptr = after3_ptr
+        grad_ptr = grad3_ptr
+        n = n3
+    n = n.to(tl.int64)
+    shares = tl.minimum((n + BLOCK - 1) // BLOCK, SHARES)
+    if share < shares:
+        _update_share(
+            before_ptr,
+            after_ptr,
+            grad_ptr,
+            n,
+            rows_ptr + which.to(tl.int64) * MOST * WIDTH,
+            programs_ptr + which,
+            share,
+            shares,
+            HAS_GRAD,
+            BLOCK,
+        )

@@ -11,7 +11,7 @@ import enum
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 # Torch is imported by what measures: whoever only reads rows does not need it.
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ class Measured:
     """Elements that had a gradient, and those of them that did not change, shape (k, 2)."""
 
 
+Update: TypeAlias = "tuple[Tensor, Tensor, Tensor | None]"
+"""A parameter before and after a step, and its gradient."""
+
+
 class Taken(Protocol):
     """What was taken from a log and may still be on its way."""
 
@@ -79,6 +83,10 @@ class Log(Protocol):
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
+        ...
+
+    def add_updates(self, updates: Sequence[Update]) -> list[int]:
+        """Measure some updates, for less than one by one where that can be."""
         ...
 
     def take(self) -> Taken:

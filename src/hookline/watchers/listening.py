@@ -12,6 +12,7 @@ from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind
+from hookline.hooks.caution import Company
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.runs import SiteFacts
@@ -36,6 +37,7 @@ class WatchListener(Listener):
         "_missing",
         "_prefix",
         "_value_id",
+        "company",
         "every",
         "is_due",
         "recorder",
@@ -67,6 +69,7 @@ class WatchListener(Listener):
         self.with_inference = with_inference
         self.taps_arguments = False
         self.hooks_views = True
+        self.company = Company()
         self._expects = False
         """Whether a gradient of this step's value is due and has not come."""
         self._missing: set[Path] = set()
@@ -169,7 +172,7 @@ class WatchListener(Listener):
         key = (port, path, is_grad)
         number = self._ids.get(key)
         if number is None:
-            number = self._ids[key] = self.recorder.new_site(self._describe(key), tensor)
+            number = self._meet(key, tensor)
             if port == "output" and not path:
                 if is_grad:
                     self._grad_id = number
@@ -177,6 +180,14 @@ class WatchListener(Listener):
                     self._value_id = number
                     self.is_light = not self.leaf
         self.recorder.measure(number, tensor)
+
+    def _meet(self, key: tuple[str, Path, bool], tensor: Tensor) -> int:
+        """Number a place that was met for the first time; another thread may do so as well."""
+        with self.recorder.lock:
+            number = self._ids.get(key)
+            if number is None:
+                number = self._ids[key] = self.recorder.new_site(self._describe(key), tensor)
+            return number
 
     @property
     def address(self) -> str:

@@ -7,6 +7,7 @@ are handed over as a `Harvest`, which another thread turns into a `StepRecord`.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
 from hookline.runs import Block, SiteFacts, StepRecord
-from hookline.stats import Extras, Log, Measured, Taken, open_log
+from hookline.stats import Extras, Log, Measured, Taken, Update, open_log
 from hookline.stats.rows import MEAN, derive, merge_rows, scale_rows
-from hookline.watchers.waiting import Queue
+from hookline.watchers.waiting import TOGETHER, Queue
 
 Event = tuple[int, int, "Log"]
 """A site, a row, and the log that the row is in."""
@@ -193,8 +194,10 @@ class Recorder:
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
-        self._last: weakref.ref[Tensor] | None = None
-        self._last_event: tuple[int, int, Log] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, int, Log] | None = None
+        """The value measured last: its version, its row. One object, since threads share it."""
+        self.lock = threading.RLock()
+        """Held while a site is numbered."""
 
         self.has_given_up = False
         """Whether nothing will be measured any more: writing failed, or this is a fork."""
@@ -234,11 +237,12 @@ class Recorder:
 
     def new_site(self, make: MakeFacts, value: Tensor) -> int:
         """Number a site that was met for the first time."""
-        number = len(self.facts)
-        facts = make(number, value)
-        self.facts.append(facts)
-        self._step.sites.append(facts)
-        return number
+        with self.lock:
+            number = len(self.facts)
+            facts = make(number, value)
+            self.facts.append(facts)
+            self._step.sites.append(facts)
+            return number
 
     def measure(self, site: int, value: Tensor) -> None:
         """Measure a value of a site, at once or with the next few."""
@@ -252,8 +256,8 @@ class Recorder:
         """
         begun = time.perf_counter()
         last = self._last
-        if last is not None and last() is value:
-            version, row, log = self._last_event  # type: ignore[misc]
+        if last is not None and last[0]() is value:
+            _, version, row, log = last
             if version == value._version:
                 self._step.events.append((site, row, log))
                 return row, log
@@ -265,8 +269,7 @@ class Recorder:
             return None
         self._step.events.append((site, row, log))
         if not value.is_inference():
-            self._last = weakref.ref(value)
-            self._last_event = (value._version, row, log)
+            self._last = (weakref.ref(value), value._version, row, log)
             self.queue.learn(site, value)
         self.own_seconds += time.perf_counter() - begun
         return row, log
@@ -292,14 +295,39 @@ class Recorder:
             events.append((site, rows[place], log))
         self.own_seconds += time.perf_counter() - begun
 
-    def measure_update(
-        self, site: int, before: Tensor, after: Tensor, grad: Tensor | None, weight_row: int
-    ) -> None:
-        """Measure what an optimizer added to a weight."""
-        log = self.log_for(after.device)
-        row = log.add_update(before, after, grad)
-        self._step.events.append((site, row, log))
-        self._step.updates.append((site, row, weight_row, log))
+    def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
+        """Measure values one after the other, on a GPU several in one launch; give their rows."""
+        if self.extras or not values or not all(one.is_cuda for _, one in values):
+            return [self.measure_now(site, value) for site, value in values]
+        found: list[tuple[int, Log] | None] = []
+        for start in range(0, len(values), TOGETHER):
+            part = values[start : start + TOGETHER]
+            if len({one.device for _, one in part}) > 1:
+                found += [self.measure_now(site, value) for site, value in part]
+                continue
+            log = self.log_for(part[0][1].device)
+            try:
+                rows = log.add_together([one for _, one in part])
+            except UnsupportedTensor:
+                found += [self.measure_now(site, value) for site, value in part]
+                continue
+            found += [(row, log) for row in rows]
+            self._step.events += [
+                (site, row, log) for (site, _), row in zip(part, rows, strict=True)
+            ]
+        return found
+
+    def measure_updates(self, updates: Sequence[tuple[int, int, Update]]) -> None:
+        """Measure what an optimizer added to weights: site, the weight's row, the update."""
+        by_device: dict[torch.device, list[tuple[int, int, Update]]] = {}
+        for one in updates:
+            by_device.setdefault(one[2][1].device, []).append(one)
+        for device, group in by_device.items():
+            log = self.log_for(device)
+            rows = log.add_updates([update for _, _, update in group])
+            for (site, weight_row, _), row in zip(group, rows, strict=True):
+                self._step.events.append((site, row, log))
+                self._step.updates.append((site, row, weight_row, log))
 
     def note_scale(self, row: int, log: Log, scale_row: int) -> None:
         """Note that a gradient still has the factor of a GradScaler in it."""
@@ -337,7 +365,7 @@ class Recorder:
         if self._step.events:
             self.queue.has_learned = True
         step, self._step = self._step, _Step()
-        self._last = self._last_event = None
+        self._last = None
         used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}
         return Harvest(
             step=number,

@@ -18,8 +18,10 @@ from hookline._torch import raw_cuda_stream
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
 
-_TOGETHER = 8
-_LOOK_BACK = 2 * _TOGETHER
+TOGETHER = 8
+"""How many values are measured in one launch."""
+
+_LOOK_BACK = 2 * TOGETHER
 """How many values later one is looked at again, to see whether it is changed in place soon."""
 
 _LARGE = 1 << 26
@@ -50,7 +52,7 @@ class Queue:
             self.settle()
             self._stream = stream
         self._waiting.append((site, value, value._version))
-        if len(self._waiting) == _TOGETHER:
+        if len(self._waiting) == TOGETHER:
             self.settle()
         return True
 

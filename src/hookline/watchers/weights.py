@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -20,7 +21,7 @@ from hookline._errors import NoSuchSite
 from hookline.addresses import ModuleTree
 from hookline.addresses.pattern import compile_path, escape
 from hookline.runs import SiteFacts
-from hookline.stats import Log
+from hookline.stats import Log, Update
 from hookline.watchers.recording import Recorder
 
 COPY_LIMIT = 1 << 30
@@ -111,7 +112,9 @@ class Weights:
         self._all: dict[int, Weight] = {}
         self._measured: set[int] = set()
         """The weights whose step is measured in the step under way."""
-        self._copies: dict[int, tuple[Weight, Tensor, int, Optimizer]] = {}
+        self._copied: dict[int, tuple[int, Optimizer]] = {}
+        """Of each weight that is copied in this step: the row of its value, and who steps it."""
+        self._kept: dict[int, Tensor] = {}
         self._turn = 0
 
     def of(self, optimizer: Optimizer) -> list[Weight]:
@@ -154,43 +157,57 @@ class Weights:
         """Forget what was measured for the step before."""
         self._step = step
         self._measured.clear()
-        self._copies.clear()
+        self._copied.clear()
 
     def before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Measure weights and gradients, and keep what the updates are told from."""
         weights = [one for one in self.of(optimizer) if id(one.parameter) not in self._measured]
         if not weights:
             return
-        copied = self._choose_copies(weights)
-        rows: dict[int, int] = {}
-        for one in weights:
-            self._measured.add(id(one.parameter))
-            measured = self._measure(one, "", one.parameter.detach())
-            if measured is not None:
-                rows[id(one.parameter)] = measured[0]
+        self._measured.update(id(one.parameter) for one in weights)
+        rows = self._measure_all([(one, "", one.parameter.detach()) for one in weights])
         if not has_closure:
             self._measure_gradients(optimizer, weights)
-        for one in weights:
-            row = rows.get(id(one.parameter))
-            if id(one.parameter) in copied and row is not None:
-                copy = one.parameter.detach().clone()
-                self._copies[id(one.parameter)] = (one, copy, row, optimizer)
+        chosen = self._choose_copies(weights)
+        self._keep(chosen)
+        row_of = {id(one.parameter): row for one, row in zip(weights, rows, strict=True)}
+        for one in chosen:
+            row = row_of[id(one.parameter)]
+            if row is not None:
+                self._copied[id(one.parameter)] = (row[0], optimizer)
 
-    def _choose_copies(self, weights: list[Weight]) -> set[int]:
+    def _keep(self, weights: list[Weight]) -> None:
+        """Copy parameters, into memory that is held from step to step."""
+        old, new = [], []
+        for weight in weights:
+            key, one = id(weight.parameter), weight.parameter.detach()
+            kept = self._kept.get(key)
+            is_fit = kept is not None and kept.shape == one.shape and kept.dtype == one.dtype
+            if kept is None or not is_fit or kept.device != one.device or type(one) is not Tensor:
+                self._kept[key] = one.clone()
+            else:
+                old.append(kept)
+                new.append(one)
+        if old:
+            torch._foreach_copy_(old, new)
+
+    def _choose_copies(self, weights: list[Weight]) -> list[Weight]:
         """Choose the weights whose update is measured: all, or as many as their turn allows."""
         moving = [one for one in weights if one.parameter.requires_grad]
         if not self._with_updates or not moving:
-            return set()
+            return []
         room = COPY_LIMIT
-        chosen: set[int] = set()
+        chosen: list[Weight] = []
         start = self._turn % len(moving)
         for one in (*moving[start:], *moving[:start]):
             size = one.parameter.numel() * one.parameter.element_size()
             if size > room and chosen:
                 break
             room -= size
-            chosen.add(id(one.parameter))
+            chosen.append(one)
         self._turn = 0 if len(chosen) == len(moving) else start + len(chosen)
+        if self._turn:  # others have their turn next: this memory is for them
+            self._kept.clear()
         return chosen
 
     def _measure_gradients(self, optimizer: Optimizer, weights: Iterable[Weight]) -> None:
@@ -201,13 +218,17 @@ class Weights:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, Tensor):
             self._recorder.add_scalar("skipped", found)
-        for one in weights:
-            grad = one.parameter.grad
-            if grad is None:
-                continue
-            measured = self._measure(one, "grad", grad.detach())
-            if measured is not None and isinstance(scale, Tensor):
-                row, log = measured
+        given = [
+            (one, "grad", one.parameter.grad.detach())
+            for one in weights
+            if one.parameter.grad is not None
+        ]
+        measured = self._measure_all(given)
+        if not isinstance(scale, Tensor):
+            return
+        for found_row, (_, _, grad) in zip(measured, given, strict=True):
+            if found_row is not None:
+                row, log = found_row
                 if log not in scales:
                     scales[log] = log.add(scale.to(grad.device, non_blocking=True))
                 self._recorder.note_scale(row, log, scales[log])
@@ -216,8 +237,7 @@ class Weights:
         """Measure the gradients of a step that a scaler left out; they are unscaled by now."""
         weights = [one for one in self.of(optimizer) if id(one.parameter) not in self._measured]
         self._measured.update(id(one.parameter) for one in weights)
-        for one in weights:
-            self._measure(one, "", one.parameter.detach())
+        self._measure_all([(one, "", one.parameter.detach()) for one in weights])
         self._measure_gradients(optimizer, weights)
         self._recorder.add_scalar("skipped", 1.0)
 
@@ -226,30 +246,37 @@ class Weights:
         weights = self.of(optimizer)
         if has_closure:
             self._measure_gradients(optimizer, weights)
+        updates: list[tuple[int, int, Update]] = []
         for one in weights:
             key = id(one.parameter)
-            kept = self._copies.get(key)
-            if kept is None or kept[3] is not optimizer:
+            row, stepper = self._copied.get(key, (-1, None))
+            if stepper is not optimizer:
                 continue
-            del self._copies[key]
-            _, before, row, _ = kept
+            del self._copied[key]
             after = one.parameter.detach()
             grad = None if one.parameter.grad is None else one.parameter.grad.detach()
-            number = self._site(one, "update", after)
-            self._recorder.measure_update(number, before, after, grad, row)
+            updates.append((self._site(one, "update", after), row, (self._kept[key], after, grad)))
+        self._recorder.measure_updates(updates)
         if moments:
-            for one in weights:
-                state = optimizer.state.get(one.parameter, {})
-                for name in _MOMENTS:
-                    value = state.get(name)
-                    if isinstance(value, Tensor):
-                        self._measure(one, name, value)
+            self._measure_all(
+                [
+                    (one, name, value)
+                    for one in weights
+                    for name, value in optimizer.state.get(one.parameter, {}).items()
+                    if name in _MOMENTS and isinstance(value, Tensor)
+                ]
+            )
         rates = {float(group["lr"]) for group in optimizer.param_groups if _is_number(group)}
         if rates:
             self._recorder.add_scalar("lr", max(rates))
 
-    def _measure(self, one: Weight, part: str, value: Tensor) -> tuple[int, Log] | None:
-        return self._recorder.measure_now(self._site(one, part, value), value)
+    def _measure_all(
+        self, values: Sequence[tuple[Weight, str, Tensor]]
+    ) -> list[tuple[int, Log] | None]:
+        """Measure values of weights: the weight, which part of it, the value."""
+        return self._recorder.measure_all(
+            [(self._site(one, part, value), value) for one, part, value in values]
+        )
 
     def _site(self, one: Weight, part: str, value: Tensor) -> int:
         number = one.ids.get(part)

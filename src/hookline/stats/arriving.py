@@ -1,0 +1,83 @@
+"""What was measured on a CUDA device, on its way to the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.stats.logs import BINS, SKETCH_WIDTH, Measured
+from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
+
+_WIDTH = len(COLUMNS)
+
+PARTIAL_WIDTH = _WIDTH + 2
+"""Numbers in a row on the device: those of a row, and of an update what was given and lost."""
+
+
+class CudaStep:
+    """What was measured since the last take, besides the rows in the slots."""
+
+    def __init__(self) -> None:
+        self.merged: list[Tensor] = []
+        """Rows that are merged already, of earlier slots."""
+        self.sketched: list[int] = []
+        self.sketches: list[Tensor] = []
+        self.counted: list[int] = []
+        self.counts: list[Tensor] = []
+        self.updated: list[int] = []
+        self.compressed: dict[int, tuple[int, int]] = {}
+        """Rows of tensors that repeat their elements, or leave zeros out: how often, how many."""
+
+
+class CudaTaken:
+    """Numbers of a step on their way to the host."""
+
+    def __init__(
+        self, host: Tensor, event: torch.cuda.Event, sizes: tuple[int, ...], step: CudaStep
+    ) -> None:
+        self._host = host
+        self._event = event
+        self._sizes = sizes
+        self._step = step
+
+    def wait(self) -> Measured:
+        """Wait for the copy."""
+        self._event.synchronize()
+        flat = self._host.numpy()
+        ends = np.cumsum(self._sizes)
+        numbers, sketches, counts = (
+            flat[end - size : end].copy() for end, size in zip(ends, self._sizes, strict=True)
+        )
+        numbers = numbers.reshape(-1, PARTIAL_WIDTH)
+        step = self._step
+        updated = np.array(step.updated, dtype=np.int64)
+        measured = Measured(
+            rows=numbers[:, :_WIDTH].copy(),
+            sketched=np.array(step.sketched, dtype=np.int64),
+            sketches=sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32),
+            counted=np.array(step.counted, dtype=np.int64),
+            counts=counts.reshape(-1, 3 + BINS)[:, :3].copy(),
+            histograms=counts.reshape(-1, 3 + BINS)[:, 3:].astype(np.int64),
+            updated=updated,
+            updates=numbers[updated, _WIDTH:],
+        )
+        for row, (repeats, zeros) in step.compressed.items():
+            _expand(measured, row, repeats, zeros)
+        return measured
+
+
+def _expand(measured: Measured, row: int, repeats: int, zeros: int) -> None:
+    """Count the elements that a compressed tensor does not hold."""
+    one = measured.rows[row]
+    one[[FINITE, NAN, POSINF, NEGINF, M2]] *= repeats
+    places = np.flatnonzero(measured.counted == row)
+    measured.counts[places] *= repeats
+    measured.histograms[places] *= repeats
+    if zeros:
+        none = np.zeros(_WIDTH)
+        none[FINITE] = zeros
+        assert none[MIN] == none[MAX] == none[MEAN] == 0
+        measured.rows[row] = merge_rows(np.stack([one, none]), [0, 0], 1)[0]
+        measured.counts[places, 0] += zeros
+        measured.histograms[places, 0] += zeros
