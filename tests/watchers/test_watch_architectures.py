@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from trainings import STEPS, addresses, compare, plain_loop
 
+import hookline as hl
+
 
 class InPlaceRelu(nn.Module):
     """A linear layer's output, a view for a 3-D input, that is changed in place right away."""
@@ -278,6 +280,18 @@ def test_gradients_that_are_hard_to_reach_are_measured(name: str, site: str) -> 
     values = watched.series(site, "rms").values
     # The first step may be needed to find out that a view is changed in place.
     assert (values[1:] > 0).all(), values
+
+
+def test_outputs_stay_the_views_that_they_are() -> None:
+    """Also after a step without a backward: that no gradient came is no reason for a tap."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with hl.watch(model) as watched:
+        for _ in range(3):
+            assert model(torch.randn(3, 5, 8))._is_view()
+            watched.step()
+        model(torch.randn(3, 5, 8)).sum().backward()
+        watched.step()
+    assert watched.series("0:output.grad", "count").values[3] == 120
 
 
 @pytest.mark.parametrize("name", tiny_models.EXAMPLES)

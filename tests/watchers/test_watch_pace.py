@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,7 +71,7 @@ def test_the_pace_recovers_when_watching_becomes_cheap() -> None:
 
 def test_a_budget_never_watches_more_often_than_asked() -> None:
     watched = run_pace(Pace(4, 0.5), 400, plain=1.0, added=0.001)
-    gaps = {later - earlier for earlier, later in zip(watched, watched[1:], strict=False)}
+    gaps = {later - earlier for earlier, later in pairwise(watched)}
     assert min(gaps) >= 4
 
 
@@ -109,7 +110,7 @@ def test_a_budget_adapts_to_what_watching_costs(monkeypatch: pytest.MonkeyPatch)
             optimizer.zero_grad()
     assert watched.cost.stride == 5
     late = [step for step, is_hooked in enumerate(hooked) if is_hooked and step > 20]
-    assert {b - a for a, b in zip(late, late[1:], strict=False)} == {5}
+    assert {b - a for a, b in pairwise(late)} == {5}
     assert watched.cost.ratio == pytest.approx(1.5)
 
 
@@ -180,7 +181,7 @@ def test_the_line_is_written_over_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     assert lines[0] == "hookline: step 0 · loss 2 · 12 sites"
     assert lines[-1].rstrip() == "hookline: step 4 · 1 steps/s · loss 0.4 · 12 sites · done"
     # Nothing of a longer line before is left on the screen.
-    assert all(len(b) >= len(a.rstrip()) for a, b in zip(lines, lines[1:], strict=False))
+    assert all(len(b) >= len(a.rstrip()) for a, b in pairwise(lines))
 
 
 def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,19 @@ class Way(enum.Enum):
     NONE = "nothing: its gradient is not heard of"
 
 
+def needs_tap(tensor: Tensor, received: Mapping[int, int]) -> bool:
+    """Tell whether a hook on the tensor itself would hear of more than this place's gradient."""
+    if tensor.is_leaf:
+        return True
+    if tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE:
+        return True
+    # One of several views made at once (chunk, split, unbind) cannot be changed in place: torch
+    # raises. On an alias it would not.
+    # An input handed back: its own hook would see the caller's other uses of it too. One that the
+    # module changed in place is a new value under the old object.
+    return received.get(id(tensor)) == tensor._version
+
+
 def choose_way(
     tensor: Tensor, received: Mapping[int, int], *, hooks_views: bool, is_inside: bool = False
 ) -> Way:

@@ -17,10 +17,8 @@ from torch.autograd import Function
 
 from hookline import _trees
 from hookline._torch import (
-    CreationMeta,
     add_tensor_hook,
     apply_function,
-    creation_meta,
     graph_task_id,
     in_forward_mode,
     is_functorch_active,
@@ -29,8 +27,8 @@ from hookline._trees import Path
 from hookline.addresses import format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.aliases import Audit, InputTaps
-from hookline.hooks.caution import Way, choose_way
-from hookline.hooks.visits import Call, Listener, Station, Visit
+from hookline.hooks.caution import Way, choose_way, needs_tap
+from hookline.hooks.visits import Listener, Visit
 
 Ear = tuple[Listener, Visit, Path]
 """A listener, the visit it listens in, and its leaf as the tree at hand spells it."""
@@ -198,7 +196,7 @@ class ViewRelay:
     def __init__(self, view: Tensor, relay: Relay | RelayOne) -> None:
         self.relay = relay
         self.version = view._version
-        self.witness = _witness(view)
+        self.witness = witness_of(view)
         self.is_told = False
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
@@ -219,7 +217,7 @@ class ViewRelay:
 _nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 
-def _witness(tensor: Tensor) -> Tensor:
+def witness_of(tensor: Tensor) -> Tensor:
     """Make a tensor that shares the version counter of another and holds none of its memory."""
     key = tensor.dtype, tensor.device
     nothing = _nothing.get(key)
@@ -228,53 +226,6 @@ def _witness(tensor: Tensor) -> Tensor:
     witness = tensor.detach()
     witness.data = nothing
     return witness
-
-
-class LightRelay:
-    """Bring the gradient of a fresh tensor to a listener that does not ask for the visit."""
-
-    __slots__ = ("epoch", "listener")
-
-    def __init__(self, listener: Listener, epoch: object) -> None:
-        self.listener = listener
-        self.epoch = epoch
-
-    def __call__(self, grad: Tensor) -> None:
-        """Serve as a tensor hook."""
-        if self.listener.session.epoch is self.epoch:
-            self.listener.on_light_gradient(grad)
-
-
-class LightViewRelay(LightRelay):
-    """Do so for a view, unless its memory was changed since: then views are tapped from now on."""
-
-    __slots__ = ("version", "witness")
-
-    def __init__(self, listener: Listener, epoch: object, view: Tensor) -> None:
-        super().__init__(listener, epoch)
-        self.version = view._version
-        self.witness = _witness(view)
-
-    def __call__(self, grad: Tensor) -> None:
-        if self.witness._version == self.version:
-            super().__call__(grad)
-        else:
-            self.listener.hooks_views = False
-
-
-def wire_light(output: Tensor, listener: Listener, station: Station, call: Call) -> Tensor:
-    """Have the gradient of a tensor that a module made delivered; give the output that flows on."""
-    if not output.requires_grad:
-        return output
-    if output.is_leaf or is_functorch_active():
-        return wire_one(output, listener, Visit(station, call, None), {})
-    if not output._is_view() or creation_meta(output) == CreationMeta.MULTI_OUTPUT_NODE:
-        add_tensor_hook(output, LightRelay(listener, call.epoch))
-    elif listener.hooks_views:
-        add_tensor_hook(output, LightViewRelay(listener, call.epoch, output))
-    else:
-        return wire_one(output, listener, Visit(station, call, None), {})
-    return output
 
 
 def is_plain_view(tensor: Tensor, received: Mapping[int, int]) -> bool:
@@ -292,7 +243,10 @@ def _hear_carefully(tensor: Tensor, relay: Relay | RelayOne, way: Way) -> None:
     if way is Way.HOOK:
         add_tensor_hook(tensor, relay)
     elif way is Way.VIEW:
-        add_tensor_hook(tensor, ViewRelay(tensor, relay))
+        view = ViewRelay(tensor, relay)
+        add_tensor_hook(tensor, view)
+        for listener, _, leaf in relay.listeners():
+            listener.on_hooked_view(leaf, view.witness, view.version)
     else:
         for listener, visit, leaf in relay.listeners():
             listener.no_gradient(visit, relay.port, leaf, "shared memory")
@@ -344,7 +298,8 @@ def wire_one(
     if not needs_tap(output, received):
         add_tensor_hook(output, relay)
         return output
-    if not is_functorch_active():
+    # A careful listener taps only where nobody else has the memory: there is nothing to audit.
+    if not is_functorch_active() and not listener.is_careful:
         address = format_place(escape(visit.station.path), port, is_grad=True)
         relay.audits[0] = Audit(output, address)
     return _tap_one(relay, output)
@@ -481,16 +436,3 @@ def wire_outputs(
         aliases = _tap_through(relays, tapped)
         swaps = {id(tensor): alias for tensor, alias in zip(tapped, aliases, strict=True)}
     return _trees.replace_tensors(output, swaps) if swaps else output
-
-
-def needs_tap(tensor: Tensor, received: Mapping[int, int]) -> bool:
-    """Tell whether a hook on the tensor itself would hear of more than this place's gradient."""
-    if tensor.is_leaf:
-        return True
-    if tensor._is_view() and creation_meta(tensor) != CreationMeta.MULTI_OUTPUT_NODE:
-        return True
-    # One of several views made at once (chunk, split, unbind) cannot be changed in place: torch
-    # raises. On an alias it would not.
-    # An input handed back: its own hook would see the caller's other uses of it too. One that the
-    # module changed in place is a new value under the old object.
-    return received.get(id(tensor)) == tensor._version

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from hookline._torch import graph_task_id, top_saved_tensor_hooks
 from hookline.hooks import gradients
 from hookline.hooks.frames import CALL_CODE, versions
+from hookline.hooks.light import wire_light
 from hookline.hooks.refusals import refuse_tracing
 from hookline.hooks.visits import Listener, Station, Visit
 
@@ -154,7 +155,7 @@ class PostHook(ModuleHook):
                     return None
                 if type(output) is Tensor and not _is_given_back(output, args, kwargs, version):
                     listener.on_light(output)
-                    new = gradients.wire_light(output, listener, station, call)
+                    new = wire_light(output, listener, station, call)
                 else:
                     listener.is_light = False
                     visit = Visit(station, call, index)

@@ -362,6 +362,9 @@ class Listener:
     def on_light_gradient(self, grad: Tensor) -> None:
         """Receive its gradient."""
 
+    def on_hooked_view(self, leaf: Path, witness: Tensor, version: int) -> None:
+        """Learn that a view has a hook; the witness, which shares its version, tells of changes."""
+
     def on_leave(self, visit: Visit) -> None:
         """Learn that the forward it listens inside of is over."""
 

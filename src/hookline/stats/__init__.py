@@ -12,7 +12,7 @@ elements.h    the kernel's elements: reading any dtype block by block
 blocks.py     the CPU path where nothing can be compiled
 cuda.py       the log of a CUDA device
 arriving.py   what is on its way from there
-kernels.py    its Triton kernels
+kernels.py    its Triton kernels; extra_kernels.py those that run more rarely
 launching.py  how they are launched
 anywhere.py   the log of any other device, by plain torch operations
 """

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._errors import UnsupportedTensor
 from hookline._torch import (
     current_cuda_device,
     has_function_mode,
     is_functorch_active,
     raw_cuda_stream,
 )
-from hookline.stats import kernels
+from hookline.stats import extra_kernels, kernels
 from hookline.stats.arriving import PARTIAL_WIDTH, CudaStep, CudaTaken
 from hookline.stats.launching import Launcher
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Taken, Update
@@ -71,6 +72,8 @@ class CudaLog:
     def __init__(self, device: torch.device) -> None:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", self._index)
+        if is_functorch_active():
+            raise UnsupportedTensor("nothing is measured inside `torch.func` before outside of it")
         with torch.inference_mode(False):  # they are written to inside and outside of it
             self._partials = torch.empty(
                 (_SLOTS, _MOST_PROGRAMS, PARTIAL_WIDTH), dtype=torch.float64, device=self._device
@@ -102,7 +105,8 @@ class CudaLog:
             wide: Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
         }
         self._sketch = {
-            wide: Launcher(kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide) for wide in (False, True)
+            wide: Launcher(extra_kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide)
+            for wide in (False, True)
         }
         self._count: dict[Any, Launcher] = {}
         self._update = {
@@ -168,7 +172,8 @@ class CudaLog:
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
         """Measure up to `TOGETHER` tensors in one launch, if they are alike; give their rows."""
         if has_function_mode():
-            return [self.add(one) for one in tensors]
+            with torch._C.DisableTorchFunction():
+                return self.add_together(tensors)
         kind = tensors[0].dtype
         launcher = self._eight.get(kind)
         sizes = [one.numel() for one in tensors]
@@ -293,7 +298,7 @@ class CudaLog:
                     tiny, huge = prepared.limits
                     wide = kind not in _SINGLE
                     launcher = Launcher(
-                        kernels.count, TINY=tiny, HUGE=huge, BLOCK=_COUNT_BLOCK, WIDE=wide
+                        extra_kernels.count, TINY=tiny, HUGE=huge, BLOCK=_COUNT_BLOCK, WIDE=wide
                     )
                     self._count[kind, prepared.limits] = launcher
                 launcher(
@@ -311,6 +316,9 @@ class CudaLog:
 
     def add_updates(self, updates: Sequence[Update]) -> list[int]:
         """Measure some updates, several in one launch where they are alike."""
+        if has_function_mode():
+            with torch._C.DisableTorchFunction():
+                return self.add_updates(updates)
         rows: list[int] = []
         alike: list[Update] = []
         for update in updates:
@@ -445,9 +453,7 @@ def _is_simple(update: Update) -> bool:
     """Tell whether a kernel can read an update as it is."""
     before, after, grad = update
     given = (before, after) if grad is None else (before, after, grad)
-    return not has_function_mode() and all(
-        _is_direct(one) and one.shape == before.shape for one in given
-    )
+    return all(_is_direct(one) and one.shape == before.shape for one in given)
 
 
 def _simplify(update: Update) -> Update:

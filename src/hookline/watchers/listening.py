@@ -31,12 +31,11 @@ class WatchListener(Listener):
     """Measure the values and gradients of one port, or of one leaf of it."""
 
     __slots__ = (
-        "_expects",
         "_grad_id",
         "_ids",
-        "_missing",
         "_prefix",
         "_value_id",
+        "_views",
         "company",
         "every",
         "is_due",
@@ -70,10 +69,8 @@ class WatchListener(Listener):
         self.taps_arguments = False
         self.hooks_views = True
         self.company = Company()
-        self._expects = False
-        """Whether a gradient of this step's value is due and has not come."""
-        self._missing: set[Path] = set()
-        """The leaves of which this is so, where there are several."""
+        self._views: dict[Path, tuple[Tensor, int]] = {}
+        """The latest views that were hooked: what shares their version, and the version then."""
         self._prefix = prefix
         self._value_id = self._grad_id = -1
         self._ids: dict[tuple[str, Path, bool], int] = {}
@@ -95,22 +92,16 @@ class WatchListener(Listener):
     ) -> Any:
         if self._hears(visit):
             if isinstance(output, Tensor) and self._value_id >= 0:
-                self._expects = output.requires_grad
                 self.recorder.measure(self._value_id, output)
             else:
                 self._measure(self.port, output)
-                if self.gradients:
-                    leaves = _trees.leaves(output)
-                    self._missing = {path for path, one in leaves if one.requires_grad}
         return output
 
     def on_light(self, output: Tensor) -> None:
         if self.is_due and self.recorder.is_on:
-            self._expects = output.requires_grad
             self.recorder.measure(self._value_id, output)
 
     def on_light_gradient(self, grad: Tensor) -> None:
-        self._expects = False
         if self.is_due and self.recorder.is_on:
             if self._grad_id >= 0:
                 self.recorder.measure(self._grad_id, grad)
@@ -125,8 +116,6 @@ class WatchListener(Listener):
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
-        self._expects = False
-        self._missing.discard(leaf)
         if grad is not None and self.is_due and self.recorder.is_on:
             self._measure_one(port, leaf, grad, is_grad=True)
         return grad
@@ -136,11 +125,15 @@ class WatchListener(Listener):
         """Whether anything was ever measured here."""
         return bool(self._ids)
 
+    def on_hooked_view(self, leaf: Path, witness: Tensor, version: int) -> None:
+        self._views[leaf] = (witness, version)
+
     def end_step(self) -> None:
-        """Turn to taps where a view's gradient did not come: it was changed in place, maybe."""
-        if self._expects or self._missing:
-            self._expects = self.hooks_views = False
-            self._missing.clear()
+        """Turn to taps where a view was changed in place: a hook hears nothing of it then."""
+        if self._views:
+            if any(witness._version != version for witness, version in self._views.values()):
+                self.hooks_views = False
+            self._views.clear()
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         if reason == "shared memory":

@@ -33,13 +33,13 @@ class Options:
     updates: bool
     """Whether the change that an optimizer makes is measured."""
 
-    sketch_every: int
-    """One watched step in so many has a sketch of each value."""
+    sketch_every: int | None
+    """One watched step in so many has a sketch of each value; None: as it can be afforded."""
 
-    counts_every: int
+    counts_every: int | None
     """One watched step in so many has counts and an exponent histogram of each value."""
 
-    moments_every: int
+    moments_every: int | None
     """One watched step in so many has the optimizers' moments."""
 
     budget: float | None
@@ -76,7 +76,7 @@ class Options:
                 raise ValueError(f"every={stride!r} for `{pattern}`: give a whole number from 1")
         for name in ("sketch_every", "counts_every", "moments_every"):
             stride = getattr(self, name)
-            if not isinstance(stride, int) or stride < 0:
+            if stride is not None and (not isinstance(stride, int) or stride < 0):
                 raise ValueError(f"{name}={stride!r}: give a whole number, 0 for never")
         if self.budget is not None and not 0 < self.budget < 10:
             raise ValueError(
@@ -105,7 +105,7 @@ class Options:
         return math.gcd(*self.strides.values())
 
     @property
-    def extras_every(self) -> Mapping[Extras, int]:
+    def extras_every(self) -> Mapping[Extras, int | None]:
         """How often each extra is measured."""
         return {Extras.SKETCH: self.sketch_every, Extras.COUNTS: self.counts_every}
 

@@ -78,6 +78,13 @@ class Cost:
         )
 
 
+_EXTRA_SHARE = 0.02
+"""What the extras may add to watched steps where their stride is left to the watch."""
+
+_LEAST_EXTRA_STRIDE = 10
+_MOST_EXTRA_STRIDE = 500
+
+
 class Pace:
     """Decide step by step, and keep the times."""
 
@@ -89,6 +96,9 @@ class Pace:
             False: deque(maxlen=_REMEMBERED),
         }
         self._own: deque[float] = deque(maxlen=_REMEMBERED)
+        self._with_extras: deque[float] = deque(maxlen=_LEAST_OF_EACH)
+        self.extra_stride = _LEAST_EXTRA_STRIDE
+        """One watched step in so many has extras, where nobody said how many."""
         self._steps = self._watched = 0
         self._since = 0
         """Steps since the latest watched one."""
@@ -109,17 +119,30 @@ class Pace:
             self._since = 0
         return due
 
-    def add(self, seconds: float, own_seconds: float, *, was_watched: bool) -> None:
+    def add(
+        self, seconds: float, own_seconds: float, *, was_watched: bool, had_extras: bool = False
+    ) -> None:
         """Take the time of a step that ended."""
         self._steps += 1
         self._watched += was_watched
         if self._steps <= _WARM_UP:
+            return
+        if had_extras:  # these are told apart: they would say too much of the others
+            self._with_extras.append(seconds)
+            self._choose_extra_stride()
             return
         self._times[was_watched].append(seconds)
         if was_watched:
             self._own.append(own_seconds)
         if self._budget is not None and min(map(len, self._times.values())) >= _LEAST_OF_EACH:
             self.stride = max(self._every, self._affordable(self._budget))
+
+    def _choose_extra_stride(self) -> None:
+        if len(self._times[True]) >= _LEAST_OF_EACH:
+            usual = statistics.median(self._times[True])
+            added = statistics.median(self._with_extras) - usual
+            wanted = math.ceil(added / usual / _EXTRA_SHARE) if usual > 0 else 0
+            self.extra_stride = min(max(wanted, _LEAST_EXTRA_STRIDE), _MOST_EXTRA_STRIDE)
 
     def _affordable(self, budget: float) -> int:
         plain = statistics.median(self._times[False])

@@ -261,8 +261,8 @@ class Recorder:
             if version == value._version:
                 self._step.events.append((site, row, log))
                 return row, log
-        log = self._logs.get(value.device) or self.log_for(value.device)
         try:
+            log = self._logs.get(value.device) or self.log_for(value.device)
             row = log.add(value, self.extras)
         except UnsupportedTensor as error:
             self.unmeasured[self.facts[site].address] = str(error)

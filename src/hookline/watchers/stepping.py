@@ -35,8 +35,8 @@ class Steps:
         pace: Pace,
         *,
         first: int,
-        extras_every: Mapping[Extras, int],
-        moments_every: int,
+        extras_every: Mapping[Extras, int | None],
+        moments_every: int | None,
         optimizers: Sequence[Optimizer] | None,
         deliver: Callable[[Harvest], None],
         abandon: Callable[[], None],
@@ -60,6 +60,8 @@ class Steps:
         self._is_due = False
         self._is_next_due: bool | None = None
         self._watched = 0
+        self._since_extras = 0
+        """Watched steps since the last that had the extras whose stride is left to the pace."""
         self._began = 0.0
         self._process = os.getpid()
 
@@ -199,7 +201,9 @@ class Steps:
         else:
             self._attachment.detach()
 
-    def _is_turn(self, stride: int) -> bool:
+    def _is_turn(self, stride: int | None) -> bool:
+        if stride is None:
+            return self._since_extras == 0
         return stride > 0 and self._watched % stride == 0
 
     def _end(self, *, is_partial: bool = False) -> None:
@@ -209,8 +213,15 @@ class Steps:
         if is_partial:
             recorder.add_scalar("partial", 1.0)
         else:
-            self._pace.add(now - self._began, recorder.own_seconds, was_watched=was_watched)
+            self._pace.add(
+                now - self._began,
+                recorder.own_seconds,
+                was_watched=was_watched,
+                had_extras=was_watched and bool(recorder.extras),
+            )
         if was_watched or recorder.has_scalars:
             self._deliver(recorder.end_step(self.number))
         self._watched += was_watched
+        if was_watched:
+            self._since_extras = (self._since_extras + 1) % self._pace.extra_stride
         self._began = now

@@ -39,7 +39,7 @@ class Queue:
         self._recorder = weakref.ref(recorder)
         self._waiting: list[tuple[int, Tensor, int]] = []
         self._stream: tuple[int, int] = (-1, -1)
-        self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque()
+        self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=_LOOK_BACK)
 
     def take(self, site: int, value: Tensor) -> bool:
         """Let a value wait; false where it must be measured at once."""
@@ -77,9 +77,8 @@ class Queue:
             return
         if value.numel() >= _LARGE:
             self.hasty.add(site)
-        self._latest.append((weakref.ref(value), value._version, site))
-        if len(self._latest) > _LOOK_BACK:
-            known, version, seen = self._latest.popleft()
+        for known, version, seen in self._latest:  # it may be gone by the time it is the oldest
             tensor = known()
             if tensor is not None and tensor._version != version:
                 self.hasty.add(seen)
+        self._latest.append((weakref.ref(value), value._version, site))

@@ -43,9 +43,9 @@ def watch(
     gradients: bool = True,
     parameters: str | None = "**",
     updates: bool = True,
-    sketch_every: int = 10,
-    counts_every: int = 10,
-    moments_every: int = 10,
+    sketch_every: int | None = None,
+    counts_every: int | None = None,
+    moments_every: int | None = None,
     budget: float | None = None,
     optimizers: Sequence[Optimizer] | None = None,
     with_inference: bool = False,
@@ -63,10 +63,13 @@ def watch(
 
     Measured are the values that `sites` names and, with `gradients`, the gradients that reach
     them; and, for the parameters that the pattern `parameters` names (None: for none), the value,
-    the gradient that the optimizer is given, with `updates` the change that it makes and, every
-    `moments_every` steps, its moments. A step is one step of an optimizer: micro-batches before it
-    are merged. The counts of zeros, tiny and huge elements with the exponent histogram, and the
-    sketch, are taken in one watched step of `counts_every` and `sketch_every` (0: never).
+    the gradient that the optimizer is given and, with `updates`, the change that it makes. A step
+    is one step of an optimizer: micro-batches before it are merged.
+
+    Some is taken in one watched step of `sketch_every`, `counts_every` and `moments_every` alone:
+    a sketch of each value; the counts of zeros, tiny and huge elements with the exponent
+    histogram; the optimizers' moments. 0 means never, None one step in ten, or fewer where that
+    would cost more than two percent.
 
     `every` is a stride, or strides by pattern, of which the last that matches counts:
     `{"**": 10, "head": 1}`. `budget=0.03` watches as
