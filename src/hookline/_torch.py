@@ -69,6 +69,16 @@ def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
     return key
 
 
+def set_forward_pre_hook(module: nn.Module, key: int, pre: Any | None) -> None:
+    """Put the pre hook of `add_forward_hooks` on a module again, or take it away alone."""
+    if pre is None:
+        module._forward_pre_hooks.pop(key, None)
+        module._forward_pre_hooks_with_kwargs.pop(key, None)
+    else:
+        module._forward_pre_hooks[key] = pre
+        module._forward_pre_hooks_with_kwargs[key] = True
+
+
 def remove_forward_hooks(module: nn.Module, key: int) -> None:
     """Take away what `add_forward_hooks` put on a module."""
     module._forward_pre_hooks.pop(key, None)

@@ -28,6 +28,7 @@ from hookline._torch import (
     is_functorch_active,
     move_forward_hooks_last,
     remove_forward_hooks,
+    set_forward_pre_hook,
 )
 from hookline.addresses.variables import forward_of
 from hookline.hooks import aliases, gradients
@@ -51,6 +52,7 @@ class Junction:
 
     __slots__ = (
         "_callees",
+        "_has_pre_hook",
         "_key",
         "_listeners",
         "_stand_in",
@@ -72,6 +74,7 @@ class Junction:
         self._stations: list[tuple[Session, Station]] = []
         self._listeners: list[Listener] = []
         self._key = -1
+        self._has_pre_hook = False
         self._stand_in: StandIn | None = None
         self.plan = NOTHING
         self.is_installed = False
@@ -120,10 +123,19 @@ class Junction:
         self.quick = self.plan.values_inside if self.is_hookless and self._is_plain() else None
         if self.is_hookless:
             self._unhook()
-        elif self._key == -1:
-            self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
+        else:
+            if self._key == -1:
+                self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
+                self._has_pre_hook = True
+            self.need_pre_hook(self.plan.light is None or not self.plan.light[2].is_light)
         if self._stand_in is not None:
             self._stand_in.update()
+
+    def need_pre_hook(self, is_needed: bool) -> None:
+        """Have the pre hook on the module, or do without: it costs as much as the other."""
+        if self._key != -1 and is_needed != self._has_pre_hook:
+            set_forward_pre_hook(self.module, self._key, PreHook(self) if is_needed else None)
+            self._has_pre_hook = is_needed
 
     def _is_plain(self) -> bool:
         """Tell whether no frame is needed: no edits, no ends, no other functions, no recursion."""

@@ -6,11 +6,29 @@ view one that first looks whether its memory was changed.
 
 from __future__ import annotations
 
-from torch import Tensor
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
-from hookline._torch import CreationMeta, add_tensor_hook, creation_meta, is_functorch_active
-from hookline.hooks.gradients import wire_one, witness_of
-from hookline.hooks.visits import Call, Listener, Station, Visit
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from hookline._torch import (
+    CreationMeta,
+    add_tensor_hook,
+    creation_meta,
+    graph_task_id,
+    is_functorch_active,
+    top_saved_tensor_hooks,
+)
+from hookline.hooks import checkpoints
+from hookline.hooks.frames import versions
+from hookline.hooks.gradients import ears_for, wire_one, wire_outputs, witness_of
+from hookline.hooks.refusals import refuse_tracing
+from hookline.hooks.visits import Listener, Station, Visit
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
 
 
 class LightRelay:
@@ -46,16 +64,49 @@ class LightViewRelay(LightRelay):
             self.listener.hooks_views = False
 
 
-def wire_light(output: Tensor, listener: Listener, station: Station, call: Call) -> Tensor:
-    """Have the gradient of a tensor that a module made delivered; give the output that flows on."""
-    if not output.requires_grad:
+def hear_lightly(
+    light: tuple[Session, Station, Listener],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> Any:
+    """Tell a listener of a module's output, and have it told of the gradient; give the output.
+
+    A recompute has values that were heard of before. Its gradients come only where the first pass
+    of a reentrant checkpoint ran without grad; any other recompute has saved-tensor hooks of its
+    own, and its graph is never used.
+    """
+    if is_compiling():
+        refuse_tracing()
+    session, station, listener = light
+    if not session.is_open:
+        return output
+    has_grad = torch.is_grad_enabled()
+    is_again = graph_task_id() != -1 and checkpoints.is_recompute()
+    if is_again and top_saved_tensor_hooks(False) is not None:
+        return output
+    if type(output) is not Tensor:
+        listener.is_light = False  # from the next execution on, the longer way
+        visit = Visit(station, session.latest_call(), None)
+        if not is_again:
+            listener.on_output(visit, module, args, kwargs, output)
+        ears = ears_for(output, [(listener, visit)]) if has_grad else []
+        return wire_outputs(output, ears, versions(args, kwargs), station.path)
+    if not is_again:
+        call = session.active.get(get_ident())
+        is_inside = call is not None and call.depth > 0 and call.grad_at_start
+        listener.on_light(output, has_grad=has_grad or is_inside)
+    if not has_grad or not output.requires_grad:
         return output
     if output.is_leaf or is_functorch_active():
-        return wire_one(output, listener, Visit(station, call, None), {})
+        return wire_one(output, listener, Visit(station, session.latest_call(), None), {})
     if not output._is_view() or creation_meta(output) == CreationMeta.MULTI_OUTPUT_NODE:
-        add_tensor_hook(output, LightRelay(listener, call.epoch))
+        add_tensor_hook(output, LightRelay(listener, session.epoch))
     elif listener.hooks_views:
-        add_tensor_hook(output, LightViewRelay(listener, call.epoch, output))
+        add_tensor_hook(output, LightViewRelay(listener, session.epoch, output))
     else:
-        return wire_one(output, listener, Visit(station, call, None), {})
+        is_given_back = any(one is output for one in (*args, *kwargs.values()))
+        received = {id(output): output._version} if is_given_back else {}
+        return wire_one(output, listener, Visit(station, session.latest_call(), None), received)
     return output

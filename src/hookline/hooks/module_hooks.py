@@ -8,20 +8,17 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_compiling
 
-from hookline._torch import graph_task_id, top_saved_tensor_hooks
-from hookline.hooks import gradients
-from hookline.hooks.frames import CALL_CODE, versions
-from hookline.hooks.light import wire_light
+from hookline._torch import graph_task_id
+from hookline.hooks.frames import CALL_CODE
+from hookline.hooks.light import hear_lightly
 from hookline.hooks.refusals import refuse_tracing
-from hookline.hooks.visits import Listener, Station, Visit
+from hookline.hooks.visits import Visit
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
-    from hookline.hooks.sessions import Session
 
 
 class ModuleHook:
@@ -53,42 +50,6 @@ def forget_hook(module: nn.Module, *_: Any) -> None:
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _begin_light(
-    junction: Junction, light: tuple[Session, Station, Listener], args: tuple[Any, ...]
-) -> bool:
-    """Count an execution whose output and gradient one listener wants, and nothing else.
-
-    Where a backward or a checkpoint is under way the longer way is taken, which can tell what is
-    done again.
-    """
-    if graph_task_id() != -1 or not torch.is_grad_enabled():
-        return False
-    session, station, _ = light
-    call = session.active.get(get_ident())
-    if call is None or not call.depth or not call.grad_at_start:
-        return False
-    if top_saved_tensor_hooks(False) is not None:
-        return False
-    counts = call.counts
-    index = counts.get(station, 0)
-    counts[station] = index + 1
-    station.runs += 1
-    first = args[0] if args else None
-    version = first._version if type(first) is Tensor and first.requires_grad else -1
-    call.short_ways.append((junction, index, version))
-    return True
-
-
-def _is_given_back(
-    output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], version: int
-) -> bool:
-    """Tell whether an output is an argument as it came in; if in doubt, that it is."""
-    for number, one in enumerate(args):
-        if one is output:
-            return number > 0 or output._version == version
-    return bool(kwargs) and any(one is output for one in kwargs.values())
-
-
 class PreHook(ModuleHook):
     __slots__ = ()
 
@@ -110,11 +71,11 @@ class PreHook(ModuleHook):
                 index = counts.get(station, 0)
                 counts[station] = index + 1
                 station.runs += 1
-                call.short_ways.append((junction, index, -1))
+                call.short_ways.append((junction, index))
                 return None
         light = junction.plan.light
-        if light is not None and light[2].is_light and _begin_light(junction, light, args):
-            return None
+        if light is not None and light[2].is_light:
+            return None  # the post hook will do
         bare = junction.plan.bare_root
         if bare is not None and graph_task_id() == -1:
             bare[0].begin(bare[1], get_ident(), -1)
@@ -146,28 +107,20 @@ class PostHook(ModuleHook):
                     new = listener.on_output(visit, module, args, kwargs, output)
                     return None if new is output else new
         light = junction.plan.light
-        if light is not None:
-            session, station, listener = light
-            call = session.active.get(get_ident())
-            if call is not None and call.short_ways and call.short_ways[-1][0] is junction:
-                _, index, version = call.short_ways.pop()
-                if has_raised:
-                    return None
-                if type(output) is Tensor and not _is_given_back(output, args, kwargs, version):
-                    listener.on_light(output)
-                    new = wire_light(output, listener, station, call)
-                else:
-                    listener.is_light = False
-                    visit = Visit(station, call, index)
-                    listener.on_output(visit, module, args, kwargs, output)
-                    ears = gradients.ears_for(output, [(listener, visit)])
-                    came = versions(args, kwargs)
-                    new = gradients.wire_outputs(output, ears, came, station.path)
-                return None if new is output else new
+        if light is not None and light[2].is_light and not junction.frames.get(get_ident()):
+            if has_raised:
+                return None
+            new = hear_lightly(light, module, args, kwargs, output)
+            if not light[2].is_light:
+                junction.need_pre_hook(True)
+            return None if new is output else new
         bare = junction.plan.bare_root
         if bare is not None and not junction.frames.get(get_ident()):
             call = bare[0].active.get(get_ident())
             if call is not None and graph_task_id() == -1:
                 bare[0].end_root(call)
             return None
-        return junction.leave_call(module, args, kwargs, output, has_raised=has_raised)
+        new = junction.leave_call(module, args, kwargs, output, has_raised=has_raised)
+        if light is not None:
+            junction.need_pre_hook(not light[2].is_light)
+        return new

@@ -73,9 +73,8 @@ class Call:
         self.depth = 0
         """How many executions of the root are under way."""
         self.counts: dict[Station, int] = {}
-        self.short_ways: list[tuple[Junction, int, int]] = []
-        """Executions under way at modules where one listener asks for little: the module's
-        junction, which execution it is, and the version that its first argument came in with."""
+        self.short_ways: list[tuple[Junction, int]] = []
+        """Executions under way at modules where one listener asks for the output alone."""
         self.may_be_traced = "torch._dynamo" in sys.modules
         """Whether a part of it may be compiled, and looked at by the compiler."""
         self.grad_at_start = torch.is_grad_enabled()
@@ -356,8 +355,8 @@ class Listener:
             grad = self.on_gradients(visit, port, {leaf: grad}, task)[leaf]
         return grad
 
-    def on_light(self, output: Tensor) -> None:
-        """Receive an output that is a single tensor, inside a call that has grad."""
+    def on_light(self, output: Tensor, *, has_grad: bool) -> None:
+        """Receive an output that is a single tensor; whether the call that made it has grad."""
 
     def on_light_gradient(self, grad: Tensor) -> None:
         """Receive its gradient."""

@@ -21,6 +21,7 @@ Where = str | Iterable[str] | None
 _MOST_SUGGESTIONS = 3
 _MOST_LISTED = 8
 _PATTERN = frozenset("*?[")
+_GRADIENTS = (".grad", ":grad")
 
 
 class SiteDirectory:
@@ -66,13 +67,15 @@ class SiteDirectory:
     def select(self, where: Where = None, kind: str | Iterable[str] | None = None) -> Integers:
         """Find the sites that addresses or patterns mean, in the order in which they first ran.
 
-        A path without a port means everything there: output, gradient, parameter.
+        A path without a port means all that was measured there: an output with its gradient, a
+        parameter with its gradient and update.
         """
         chosen = np.ones(len(self.facts), bool)
         if where is not None:
             chosen[:] = False
             for one in [where] if isinstance(where, str) else list(where):
-                found = [self._number[one]] if one in self._number else self._match(one)
+                is_exact = one in self._number and _split(one)[1]
+                found = [self._number[one]] if is_exact else self._match(one)
                 found = found or self._find_aliases(one)
                 if not found:
                     raise self._explain(one)
@@ -151,7 +154,9 @@ def _split(address: str) -> tuple[str, str]:
 
 def _is_within(suffix: str, wanted: str) -> bool:
     """Tell whether `:output[0].grad` is `:output.grad` or a leaf of it."""
-    if suffix.endswith(".grad") != wanted.endswith(".grad"):
+    if suffix.endswith(_GRADIENTS) != wanted.endswith(_GRADIENTS):
         return False
-    body, start = suffix.removesuffix(".grad"), wanted.removesuffix(".grad")
+    body, start = (
+        one[: -len(".grad")] if one.endswith(_GRADIENTS) else one for one in (suffix, wanted)
+    )
     return body == start or body.startswith((f"{start}.", f"{start}["))

@@ -97,8 +97,8 @@ class WatchListener(Listener):
                 self._measure(self.port, output)
         return output
 
-    def on_light(self, output: Tensor) -> None:
-        if self.is_due and self.recorder.is_on:
+    def on_light(self, output: Tensor, *, has_grad: bool) -> None:
+        if self.is_due and self.recorder.is_on and (has_grad or self.with_inference):
             self.recorder.measure(self._value_id, output)
 
     def on_light_gradient(self, grad: Tensor) -> None:
