@@ -35,27 +35,6 @@ def test_graph_task_id_is_minus_one_outside_and_differs_between_backwards() -> N
     assert min(seen) >= 0
 
 
-def test_holders_of_a_base_tell_whether_only_its_view_has_it() -> None:
-    def make() -> tuple[Tensor, Tensor]:
-        base = torch.ones(3, requires_grad=True) * 2
-        return base, base[1:]
-
-    views = [make()[1], nn.Linear(3, 2)(torch.ones(2, 2, 3)), make()[1]]
-    alone, hidden, shared = [one._base for one in views]
-    kept, kept_view = make()
-    assert alone is not None
-    assert hidden is not None
-    assert shared is not None
-    second = shared.view(3)
-    base = kept_view._base
-    assert base is kept
-    assert second._base is shared
-    # The base of what a linear layer returns never had a Python object before.
-    assert _torch.holders(alone) == _torch.holders(hidden)
-    assert _torch.holders(alone) != _torch.holders(base)
-    assert _torch.holders(alone) != _torch.holders(shared)
-
-
 def test_graph_task_id_is_set_while_a_checkpoint_is_recomputed() -> None:
     tasks: list[int] = []
 

@@ -114,11 +114,6 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
-def holders(tensor: Tensor) -> tuple[int, int]:
-    """Count who holds a tensor, in C++ and in Python; to be compared with another's only."""
-    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
-
-
 def at_end_of_backward(callback: Any) -> None:
     """Run `callback` when the backward pass that is running now ends."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

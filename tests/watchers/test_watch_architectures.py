@@ -311,3 +311,22 @@ def test_training_of_a_real_architecture_is_the_same(name: str) -> None:
         return losses
 
     compare(lambda: example().model, train)
+
+
+class ChangedViews(nn.Module):
+    """A linear layer whose output is a view, of which another view is made and which is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        part = y[..., :4]
+        y.relu_()
+        return (part * 2).sum() + y.pow(2).sum() + y.mean()
+
+
+def test_views_of_a_view_that_is_changed_are_the_same() -> None:
+    watched = compare(ChangedViews, plain_loop(2, 5, 8, loss_of=lambda out: out))
+    assert watched.series("layer:output.grad", "count").values.tolist() == [80] * 4

@@ -309,3 +309,82 @@ def test_parameters_that_join_an_optimizer_later_are_measured() -> None:
         optimizer.add_param_group({"params": list(model.fc2.parameters()), "lr": 0.2})
         train(model, optimizer, 2)
     assert counts(watched, "fc2.weight:update") == [None, None, 8.0, 8.0]
+
+
+class Parts(nn.Module):
+    """Two layers that are called by themselves as well as by the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_of_a_model_whose_parts_are_called_alone(every: int) -> None:
+    model, x = Parts(), torch.randn(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with hl.watch(model, every=every) as watched:
+        for number in range(7):
+            optimizer.zero_grad()
+            model.second(model.first(x * 2**number)).square().mean().backward()
+            optimizer.step()
+    due = list(range(0, 7, every))
+    for site in ("first", "first:output.grad", "first.weight:grad"):
+        series = watched.series(site, "count")
+        assert series.steps.tolist() == due, site
+        assert len(set(series.values.tolist())) == 1, site
+    with torch.no_grad():
+        expected = [model.first(x * 2**number).double().abs().max().item() for number in due]
+    assert watched.series("first", "absmax").values == pytest.approx(expected)
+
+
+def test_a_part_that_is_called_before_the_model_belongs_to_the_same_step() -> None:
+    model, x = Parts(), torch.randn(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model) as watched:
+        for _ in range(4):
+            model.first(x)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert watched.series("first", "count").values.tolist() == [256] * 4
+
+
+def test_an_evaluation_ends_no_step() -> None:
+    model, x = Parts(), torch.randn(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model) as watched:
+        for number in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(x)
+            watched.log(number=number)
+    assert watched.history.steps.tolist() == [0, 1, 2]
+    assert watched.scalar("number").values.tolist() == [0, 1, 2]
+    assert watched.series("first", "count").values.tolist() == [128] * 3
+
+
+def test_a_parameter_in_anothers_place_goes_on_under_its_name() -> None:
+    model, x = Parts(), torch.randn(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> float:
+        norm = model.second.weight.detach().norm().item()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        return norm
+
+    with hl.watch(model) as watched:
+        norms = [step()]
+        model.second = nn.Linear(8, 2)
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        norms += [step(), step()]
+    assert watched.series("second.weight", "l2").values == pytest.approx(norms)
+    assert (watched.series("second.weight:update", "l2").values > 0).all()

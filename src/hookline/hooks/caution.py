@@ -2,24 +2,19 @@
 
 A tap puts a node into the graph. The gradients of what comes through it are summed there before
 they join the others, which shows in the last bits, and an alias that is changed in place leaves the
-original without that change. Whoever is careful gets a tap only where neither can happen.
+original without that change. Whoever is careful gets no tap, and where nothing else would do
+goes without the gradient.
 """
 
 from __future__ import annotations
 
 import enum
-import gc
-import sys
 from collections.abc import Mapping
-from functools import cache
-from types import CellType, FrameType
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import Node
 
-from hookline._torch import CreationMeta, creation_meta, holders
-
-_MOST_FAILURES = 3
+from hookline._torch import CreationMeta, creation_meta
 
 
 class Way(enum.Enum):
@@ -27,7 +22,7 @@ class Way(enum.Enum):
 
     HOOK = "a hook on the tensor"
     VIEW = "a hook on the view, which a change of its memory ends"
-    TAP = "a tap"
+    NODE = "a hook on the node that made what the view shows"
     NONE = "nothing: its gradient is not heard of"
 
 
@@ -45,7 +40,12 @@ def needs_tap(tensor: Tensor, received: Mapping[int, int]) -> bool:
 
 
 def choose_way(
-    tensor: Tensor, received: Mapping[int, int], *, hooks_views: bool, is_inside: bool = False
+    tensor: Tensor,
+    received: Mapping[int, int],
+    *,
+    module: nn.Module | None,
+    hooks_views: bool,
+    is_inside: bool = False,
 ) -> Way:
     """Choose how a careful listener hears of a gradient.
 
@@ -61,54 +61,18 @@ def choose_way(
         return Way.VIEW if is_view else Way.HOOK
     if not is_view:
         return Way.HOOK
-    if hooks_views or is_inside:
-        return Way.VIEW
-    return Way.TAP if is_alone(tensor) else Way.NONE
+    if not is_inside and maker_of(tensor, module) is not None:
+        return Way.NODE
+    return Way.VIEW if hooks_views or is_inside else Way.NONE
 
 
-class Company:
-    """Tell whether a view that a module returned is held by the call alone.
+def maker_of(view: Tensor, module: nn.Module | None) -> Node | None:
+    """Give the node that made what a view shows all of, if that is nowhere else; else None.
 
-    The first time all that refers to it is looked through, which is slow; from then on the number
-    of references has to be the same.
+    So it is with a linear layer whose input has more than two dimensions: it returns a view of
+    what it made. A hook on the node hears the gradient whatever is done to the view later.
     """
-
-    __slots__ = ("_failures", "_usual")
-
-    def __init__(self) -> None:
-        self._usual: dict[object, int] = {}
-        self._failures = 0
-
-    def is_absent(self, view: Tensor) -> bool:
-        """Tell whether nobody else has the view; called in the function that was handed it."""
-        way = sys._getframe(2).f_code  # each way here holds it another number of times
-        usual = self._usual.get(way)
-        if usual is None and self._failures < _MOST_FAILURES:
-            if all(_is_of_call(one, view) for one in gc.get_referrers(view)):
-                usual = self._usual[way] = sys.getrefcount(view)
-            else:
-                self._failures += 1
-        return usual is not None and sys.getrefcount(view) == usual
-
-
-def _is_of_call(holder: object, view: Tensor) -> bool:
-    """Tell whether something that refers to a view is part of the call that returned it."""
-    if isinstance(holder, tuple):  # what a forward hook is called with, or the end of it
-        return len(holder) > 1 and isinstance(holder[-2], dict) and holder[-1] is view
-    return isinstance(holder, CellType | FrameType)
-
-
-def is_alone(view: Tensor) -> bool:
-    """Tell whether nobody but this view has its base: nothing else can use the memory."""
     base = view._base
-    return base is not None and holders(base) == _holders_of_one()
-
-
-@cache
-def _holders_of_one() -> tuple[int, int]:
-    """Count the holders of a base that only its view has, in the same way."""
-    with torch.enable_grad():
-        view = (torch.ones(2, requires_grad=True) * 2)[1:]
-    base = view._base
-    assert base is not None
-    return holders(base)
+    if base is None or module is None or type(module).forward is not nn.Linear.forward:
+        return None
+    return base.grad_fn if base.numel() == view.numel() else None

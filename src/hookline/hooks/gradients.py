@@ -8,11 +8,11 @@ operations. Where a tapped input was changed in place, the original's history is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from hookline import _trees
@@ -27,7 +27,7 @@ from hookline._trees import Path
 from hookline.addresses import format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.aliases import Audit, InputTaps
-from hookline.hooks.caution import Way, choose_way, needs_tap
+from hookline.hooks.caution import Way, choose_way, maker_of, needs_tap
 from hookline.hooks.visits import Listener, Visit
 
 Ear = tuple[Listener, Visit, Path]
@@ -183,6 +183,19 @@ class RelayOne:
         return [(self.listener, self.visit, self.path)]
 
 
+class NodeRelay:
+    """Deliver what a hook on the node hears that made a tensor."""
+
+    __slots__ = ("relay",)
+
+    def __init__(self, relay: Callable[[Tensor | None], object]) -> None:
+        self.relay = relay
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Serve as a pre hook of the node."""
+        self.relay(grads[0])
+
+
 class ViewRelay:
     """Deliver what a hook on a view hears, unless the view's memory was changed since.
 
@@ -238,10 +251,16 @@ def is_plain_view(tensor: Tensor, received: Mapping[int, int]) -> bool:
     )
 
 
-def _hear_carefully(tensor: Tensor, relay: Relay | RelayOne, way: Way) -> None:
+def _hear_carefully(
+    tensor: Tensor, relay: Relay | RelayOne, way: Way, module: nn.Module | None
+) -> None:
     """Hear of a gradient in a way that does not change it, or say that there is none."""
     if way is Way.HOOK:
         add_tensor_hook(tensor, relay)
+    elif way is Way.NODE:
+        maker = maker_of(tensor, module)
+        assert maker is not None
+        maker.register_prehook(NodeRelay(relay))
     elif way is Way.VIEW:
         view = ViewRelay(tensor, relay)
         add_tensor_hook(tensor, view)
@@ -284,22 +303,22 @@ def wire_one(
         return output
     relay = RelayOne(port, (), listener, visit)
     if listener.is_careful and not is_functorch_active():
-        is_inside, hooks_views = views is not None, listener.hooks_views
-        way = choose_way(output, received, hooks_views=hooks_views, is_inside=is_inside)
-        company = listener.company
-        if way is Way.TAP and (company is None or not company.is_absent(output)):
-            way = Way.NONE
-        if way is not Way.TAP:
-            _hear_carefully(output, relay, way)
-            return output
-    elif views is not None and is_plain_view(output, received):
+        way = choose_way(
+            output,
+            received,
+            module=visit.station.module,
+            hooks_views=listener.hooks_views,
+            is_inside=views is not None,
+        )
+        _hear_carefully(output, relay, way, visit.station.module)
+        return output
+    if views is not None and is_plain_view(output, received):
         _hook_view(output, relay, views)
         return output
     if not needs_tap(output, received):
         add_tensor_hook(output, relay)
         return output
-    # A careful listener taps only where nobody else has the memory: there is nothing to audit.
-    if not is_functorch_active() and not listener.is_careful:
+    if not is_functorch_active():
         address = format_place(escape(visit.station.path), port, is_grad=True)
         relay.audits[0] = Audit(output, address)
     return _tap_one(relay, output)
@@ -414,9 +433,10 @@ def wire_outputs(
     hooks_views, is_inside = any(one.hooks_views for one, _, _ in ears), views is not None
     for tensor, places in zip(tensors, paths, strict=True):
         if is_careful:
-            # No tap among several tensors: who else holds one cannot be told.
-            way = choose_way(tensor, received, hooks_views=hooks_views, is_inside=is_inside)
-            _hear_carefully(tensor, Relay(port, [places], ears), way)
+            way = choose_way(
+                tensor, received, module=None, hooks_views=hooks_views, is_inside=is_inside
+            )
+            _hear_carefully(tensor, Relay(port, [places], ears), way, None)
         elif views is not None and not together and is_plain_view(tensor, received):
             _hook_view(tensor, Relay(port, [places], ears), views)
         elif together or needs_tap(tensor, received):

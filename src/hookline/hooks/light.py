@@ -22,8 +22,9 @@ from hookline._torch import (
     top_saved_tensor_hooks,
 )
 from hookline.hooks import checkpoints
+from hookline.hooks.caution import maker_of
 from hookline.hooks.frames import versions
-from hookline.hooks.gradients import ears_for, wire_one, wire_outputs, witness_of
+from hookline.hooks.gradients import NodeRelay, ears_for, wire_one, wire_outputs, witness_of
 from hookline.hooks.refusals import refuse_tracing
 from hookline.hooks.visits import Listener, Station, Visit
 
@@ -40,14 +41,14 @@ class LightRelay:
         self.listener = listener
         self.epoch = epoch
 
-    def __call__(self, grad: Tensor) -> None:
+    def __call__(self, grad: Tensor | None) -> None:
         """Serve as a tensor hook."""
-        if self.listener.session.epoch is self.epoch:
+        if grad is not None and self.listener.session.epoch is self.epoch:
             self.listener.on_light_gradient(grad)
 
 
 class LightViewRelay(LightRelay):
-    """Do so for a view, unless its memory was changed since: then views are tapped from now on."""
+    """Do so for a view, unless its memory was changed since: then it is not hooked any more."""
 
     __slots__ = ("version", "witness")
 
@@ -57,7 +58,7 @@ class LightViewRelay(LightRelay):
         self.witness = witness_of(view)
         listener.on_hooked_view((), self.witness, self.version)
 
-    def __call__(self, grad: Tensor) -> None:
+    def __call__(self, grad: Tensor | None) -> None:
         if self.witness._version == self.version:
             super().__call__(grad)
         else:
@@ -103,6 +104,8 @@ def hear_lightly(
         return wire_one(output, listener, Visit(station, session.latest_call(), None), {})
     if not output._is_view() or creation_meta(output) == CreationMeta.MULTI_OUTPUT_NODE:
         add_tensor_hook(output, LightRelay(listener, session.epoch))
+    elif (maker := maker_of(output, module)) is not None:
+        maker.register_prehook(NodeRelay(LightRelay(listener, session.epoch)))
     elif listener.hooks_views:
         add_tensor_hook(output, LightViewRelay(listener, session.epoch, output))
     else:

@@ -13,7 +13,6 @@ from hookline._trees import Path
 from hookline.addresses import Inside, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind, paths
-from hookline.hooks.caution import Company
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -266,8 +265,6 @@ class Listener:
     """Whether it can do with a tensor and its gradient, whatever the visit: see `on_light`."""
     is_careful = False
     """Whether it would rather hear of no gradient than have the model's differ in the last bit."""
-    company: Company | None = None
-    """Who else holds the views that are tapped for it; without it, a careful one gets no taps."""
     hears_missing = True
     """Whether it is told of tensors without a gradient when another of the port has one."""
 

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from hookline.runs.dumps import Dump
 from hookline.runs.environment import describe_environment
-from hookline.runs.history import History
+from hookline.runs.history import OF_STEPS, History
 from hookline.runs.measures import MEASURES
 from hookline.runs.recent import RecentSteps
 from hookline.runs.records import SITE_KINDS, Block, SiteFacts, StepRecord
 from hookline.runs.run import Run, open_run
 from hookline.runs.series import Series, StatMap
-from hookline.runs.writing import RunWriter
+from hookline.runs.writing import RunWriter, name_ending
 
 __all__ = [
     "MEASURES",
+    "OF_STEPS",
     "SITE_KINDS",
     "Block",
     "Dump",
@@ -39,5 +40,6 @@ __all__ = [
     "StatMap",
     "StepRecord",
     "describe_environment",
+    "name_ending",
     "open_run",
 ]

@@ -22,7 +22,8 @@ from hookline.runs.step_sources import Array, Flags, Floats, Integers, StepIndex
 _AT_ONCE = 4_000_000
 """How many numbers are held at once while many steps are read."""
 
-_OF_STEPS = ("time", "seconds")
+OF_STEPS = ("time", "seconds")
+"""The numbers that every step has; no others can have these names."""
 
 
 class History:
@@ -47,7 +48,7 @@ class History:
         names: dict[str, None] = {}
         for source in self._sources():
             names.update(dict.fromkeys(source.scalars(source.index().keys)))
-        return (*names, *_OF_STEPS)
+        return tuple(dict.fromkeys((*names, *OF_STEPS)))
 
     def sites(self, where: Where = None, kind: str | Iterable[str] | None = None) -> Table:
         """List the sites, or those that an address or pattern means."""

@@ -43,6 +43,13 @@ _MOST_SHARED = 256
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
+def name_ending(error: BaseException | None) -> str:
+    """Tell how a run ended from what ended it, if anything did."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "finished"
+    return "failed" if isinstance(error, (Exception, SystemExit)) else "interrupted"
+
+
 class RunWriter:
     """Write one rank's part of a run folder.
 
@@ -166,10 +173,7 @@ class RunWriter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.close("failed" if issubclass(kind, Exception) else "interrupted")
+        self.close(name_ending(error))
 
     def _begin(self, resume: bool) -> None:
         refuse_other_run(

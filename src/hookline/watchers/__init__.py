@@ -1,14 +1,18 @@
 """Statistics of a model's values over the steps of a training.
 
     watch.py       hl.watch: the steps of a training, from the first to the last
+    options.py     what is asked of it, checked
     attaching.py   which sites are listened at, and when
     listening.py   what flows by is measured
     weights.py     parameters, gradients, updates and moments around an optimizer's step
     clocks.py      when optimizers step
+    stepping.py    when a step ends, and what is measured in it
     recording.py   what was measured in one step, and whose it is
+    waiting.py     values on a GPU that are measured several in one launch
     pacing.py      which steps are watched, and what that costs
     working.py     the thread that takes steps away
-    sinks.py       where else they go
+    delivering.py  where they go: memory, the folder, sinks
+    sinks.py       the numbers of a step for somebody else
     progress.py    a line on the terminal
     describing.py  what a run says about the model
 

@@ -43,6 +43,7 @@ class Clock:
 
     _running: ClassVar[list[Clock]] = []
     _own_step: ClassVar[Callable[..., Any] | None] = None
+    _put_step: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, hearer: StepHearer) -> None:
         self._hearer = hearer
@@ -57,7 +58,8 @@ class Clock:
         ]
         if not Clock._running:
             Clock._own_step = GradScaler.step
-            GradScaler.step = _telling(GradScaler.step)  # type: ignore[method-assign]
+            Clock._put_step = _telling(GradScaler.step)
+            GradScaler.step = Clock._put_step  # type: ignore[method-assign]
         Clock._running.append(self)
 
     def stop(self) -> None:
@@ -68,8 +70,9 @@ class Clock:
         if self in Clock._running:
             Clock._running.remove(self)
             if not Clock._running and Clock._own_step is not None:
-                GradScaler.step = Clock._own_step  # type: ignore[method-assign]
-                Clock._own_step = None
+                if GradScaler.step is Clock._put_step:  # else somebody put theirs over it
+                    GradScaler.step = Clock._own_step  # type: ignore[method-assign]
+                Clock._own_step = Clock._put_step = None
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         has_closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None

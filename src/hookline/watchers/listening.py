@@ -12,7 +12,6 @@ from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind
-from hookline.hooks.caution import Company
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.runs import SiteFacts
@@ -36,7 +35,6 @@ class WatchListener(Listener):
         "_prefix",
         "_value_id",
         "_views",
-        "company",
         "every",
         "is_due",
         "recorder",
@@ -68,7 +66,6 @@ class WatchListener(Listener):
         self.with_inference = with_inference
         self.taps_arguments = False
         self.hooks_views = True
-        self.company = Company()
         self._views: dict[Path, tuple[Tensor, int]] = {}
         """The latest views that were hooked: what shares their version, and the version then."""
         self._prefix = prefix
@@ -98,8 +95,11 @@ class WatchListener(Listener):
         return output
 
     def on_light(self, output: Tensor, *, has_grad: bool) -> None:
-        if self.is_due and self.recorder.is_on and (has_grad or self.with_inference):
-            self.recorder.measure(self._value_id, output)
+        recorder = self.recorder
+        if recorder.tell_begin is not None and has_grad:
+            recorder.tell_begin()
+        if self.is_due and recorder.is_on and (has_grad or self.with_inference):
+            recorder.measure(self._value_id, output)
 
     def on_light_gradient(self, grad: Tensor) -> None:
         if self.is_due and self.recorder.is_on:
@@ -129,7 +129,7 @@ class WatchListener(Listener):
         self._views[leaf] = (witness, version)
 
     def end_step(self) -> None:
-        """Turn to taps where a view was changed in place: a hook hears nothing of it then."""
+        """Hook no more views where one was changed in place: a hook hears nothing of it then."""
         if self._views:
             if any(witness._version != version for witness, version in self._views.values()):
                 self.hooks_views = False
@@ -143,12 +143,12 @@ class WatchListener(Listener):
             self.recorder.unmeasured.setdefault(address, _WHY_NOT)
 
     def _hears(self, visit: Visit) -> bool:
-        return (
-            self.is_due
-            and self.recorder.is_on
-            and not visit.is_recompute
-            and (visit.call.grad_at_start or self.with_inference)
-        )
+        if visit.is_recompute:
+            return False
+        has_grad = visit.call.grad_at_start
+        if has_grad and self.recorder.tell_begin is not None:
+            self.recorder.tell_begin()
+        return self.is_due and self.recorder.is_on and (has_grad or self.with_inference)
 
     def _measure(self, port: str, tree: Any) -> None:
         leaf = self.leaf
@@ -228,7 +228,7 @@ class CallListener(Listener):
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not visit.is_recompute:
+        if not visit.is_recompute and visit.call.grad_at_start:
             self.tell()
         return args, kwargs
 

@@ -27,8 +27,8 @@ class Options:
     gradients: bool
     """Whether the gradients that reach these values are measured."""
 
-    parameters: str | None
-    """The pattern of the parameters to measure."""
+    parameters: str | Sequence[str] | None
+    """The patterns of the parameters to measure."""
 
     updates: bool
     """Whether the change that an optimizer makes is measured."""
@@ -78,7 +78,9 @@ class Options:
             stride = getattr(self, name)
             if stride is not None and (not isinstance(stride, int) or stride < 0):
                 raise ValueError(f"{name}={stride!r}: give a whole number, 0 for never")
-        if self.budget is not None and not 0 < self.budget < 10:
+        if self.budget is not None and not (
+            isinstance(self.budget, (int, float)) and 0 < self.budget < 10
+        ):
             raise ValueError(
                 f"budget={self.budget!r}: give a share of the time, 0.03 for three percent"
             )
@@ -86,11 +88,47 @@ class Options:
             raise ValueError(
                 "budget chooses one stride for all: give every as a number, or leave it"
             )
-        if self.keep < 1:
+        if not isinstance(self.keep, int) or self.keep < 1:
             raise ValueError(f"keep={self.keep!r}: give how many steps stay in memory, from 1")
+        first = self.first_step
+        if first is not None and (not isinstance(first, int) or first < 0):
+            raise ValueError(f"first_step={first!r}: give the number of a step, from 0")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """Refuse what cannot be meant, before it fails far from here."""
+        if self.parameters is not None and not (
+            isinstance(self.parameters, Sequence)
+            and all(isinstance(one, str) for one in self.parameters)
+        ):
+            raise TypeError(
+                f"parameters={self.parameters!r}: give a pattern of their names such as "
+                "'layers.**', a list of patterns, or None"
+            )
+        if not isinstance(self.to, Sequence):
+            raise TypeError(f"to={self.to!r}: give a function, or a list of functions")
         for sink in self.to:
             if not callable(sink):
                 raise TypeError(f"to={sink!r} cannot be called with the scalars of a step")
+        if self.optimizers is None:
+            return
+        if not isinstance(self.optimizers, Sequence):
+            raise TypeError(
+                f"optimizers={self.optimizers!r}: give an optimizer of torch.optim, or a list"
+            )
+        for one in self.optimizers:
+            if not isinstance(one, Optimizer):
+                raise TypeError(
+                    f"optimizers has a {type(one).__qualname__}: give optimizers of torch.optim, "
+                    "such as optimizers=[optimizer]"
+                )
+
+    @property
+    def parameter_patterns(self) -> Sequence[str]:
+        """The patterns of the parameters to measure; none for none."""
+        if self.parameters is None:
+            return ()
+        return (self.parameters,) if isinstance(self.parameters, str) else tuple(self.parameters)
 
     @property
     def strides(self) -> Mapping[str, int]:
@@ -111,10 +149,11 @@ class Options:
 
     def facts(self) -> dict[str, Any]:
         """Write them so that JSON can hold them."""
-        names = ("gradients", "parameters", "updates", "budget", "with_inference")
+        names = ("gradients", "updates", "budget", "with_inference")
         strides = ("sketch_every", "counts_every", "moments_every")
         return {
             "sites": None if self.sites is None else str(self.sites),
             "every": dict(self.strides),
+            "parameters": self.parameters,
             **{name: getattr(self, name) for name in (*names, *strides)},
         }

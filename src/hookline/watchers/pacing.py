@@ -1,7 +1,8 @@
 """Which steps are watched, and what watching costs.
 
 Every so many steps, or as many as a budget allows: then steps with and without the watch are timed
-against each other, and the stride follows what was measured.
+against each other, and the stride follows what was measured. What was spent to learn that is paid
+back by watching nothing for a while, so that the run as a whole comes under the budget.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 _WARM_UP = 2
@@ -46,22 +47,36 @@ class Cost:
     plain_seconds: float | None
     """The same of steps that were not watched; None where there is none."""
 
+    with_extras: int = 0
+    """How many of the watched steps had extras: sketches, counts."""
+
+    extras_seconds: float | None = None
+    """The median duration of the latest of those; None before there is one."""
+
     @property
     def ratio(self) -> float | None:
-        """A watched step over a plain one; told from hookline's own time where all are watched."""
-        if self.watched_seconds is None or self.watched_seconds <= 0:
-            return None
-        if self.plain_seconds:
-            return self.watched_seconds / self.plain_seconds
-        rest = self.watched_seconds - self.own_seconds
-        return self.watched_seconds / rest if rest > 0 else None
+        """A usual watched step over a plain one; told from hookline's own time where all are
+        watched."""
+        bare = self._bare_seconds
+        return None if bare is None or self.watched_seconds is None else self.watched_seconds / bare
 
     @property
     def overhead(self) -> float | None:
-        """The share that watching adds to the whole run: 0.03 is three percent."""
-        if self.ratio is None or not self.steps:
+        """The share that watching adds to the whole run, with the extras: 0.03 is three percent."""
+        bare = self._bare_seconds
+        if bare is None or self.watched_seconds is None or not self.steps:
             return None
-        return max(0.0, self.ratio - 1) * self.watched / self.steps
+        extras = self.watched_seconds if self.extras_seconds is None else self.extras_seconds
+        usual = (self.watched - self.with_extras) * max(0.0, self.watched_seconds - bare)
+        return (usual + self.with_extras * max(0.0, extras - bare)) / (self.steps * bare)
+
+    @property
+    def _bare_seconds(self) -> float | None:
+        """How long a step takes without the watch; None where that cannot be told."""
+        if self.watched_seconds is None or self.watched_seconds <= 0:
+            return None
+        bare = self.plain_seconds or self.watched_seconds - self.own_seconds
+        return bare if bare > 0 else None
 
     def facts(self) -> dict[str, float | int | None]:
         """Write it so that JSON can hold it."""
@@ -85,21 +100,47 @@ _LEAST_EXTRA_STRIDE = 10
 _MOST_EXTRA_STRIDE = 500
 
 
+class _Durations:
+    """The latest steps of one kind: how long they took, and hookline's own part of it."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._own: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, seconds: float, own_seconds: float) -> None:
+        self._seconds.append(seconds)
+        self._own.append(own_seconds)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self._seconds)
+
+    @property
+    def own_seconds(self) -> float:
+        return statistics.median(self._own)
+
+
 class Pace:
     """Decide step by step, and keep the times."""
 
     def __init__(self, every: int, budget: float | None) -> None:
         self._every = every
         self._budget = budget
-        self._times: dict[bool, deque[float]] = {
-            True: deque(maxlen=_REMEMBERED),
-            False: deque(maxlen=_REMEMBERED),
-        }
-        self._own: deque[float] = deque(maxlen=_REMEMBERED)
-        self._with_extras: deque[float] = deque(maxlen=_LEAST_OF_EACH)
+        self._plain = _Durations()
+        self._usual = _Durations()
+        self._with_extras = _Durations()
         self.extra_stride = _LEAST_EXTRA_STRIDE
         """One watched step in so many has extras, where nobody said how many."""
-        self._steps = self._watched = 0
+        self._steps = 0
+        self._watched = Counter[bool]()
+        """How many steps were watched, without extras and with them."""
+        self._unpaid = Counter[bool]()
+        """Those of them that are not in `_spent` yet, since nobody knows what they cost."""
+        self._spent = 0.0
+        """What watching has cost so far, in plain steps."""
         self._since = 0
         """Steps since the latest watched one."""
         self.stride = every
@@ -109,8 +150,12 @@ class Pace:
         if self._budget is None:
             return step % self._every == 0
         self._since += 1
-        if min(map(len, self._times.values())) < _LEAST_OF_EACH:
+        if not self._has_learned:
             due = step % max(2, self._every) == 0  # in turn, to learn what it costs
+        elif self._since >= _MOST_STRIDE:
+            due = True
+        elif not self._can_pay(self._budget):
+            due = False
         elif self.stride == 1:
             due = step % _CHECK_AGAIN != 0
         else:
@@ -124,39 +169,68 @@ class Pace:
     ) -> None:
         """Take the time of a step that ended."""
         self._steps += 1
-        self._watched += was_watched
+        if was_watched:
+            self._watched[had_extras] += 1
+            self._unpaid[had_extras] += 1
         if self._steps <= _WARM_UP:
             return
-        if had_extras:  # these are told apart: they would say too much of the others
-            self._with_extras.append(seconds)
+        if not was_watched:
+            self._plain.add(seconds, own_seconds)
+        elif had_extras:  # these are told apart: they would say too much of the others
+            self._with_extras.add(seconds, own_seconds)
             self._choose_extra_stride()
-            return
-        self._times[was_watched].append(seconds)
-        if was_watched:
-            self._own.append(own_seconds)
-        if self._budget is not None and min(map(len, self._times.values())) >= _LEAST_OF_EACH:
-            self.stride = max(self._every, self._affordable(self._budget))
+        else:
+            self._usual.add(seconds, own_seconds)
+        if self._budget is not None and self._has_learned:
+            self._spent += sum(count * self._added(had) for had, count in self._unpaid.items())
+            self._unpaid.clear()
+            # A cost that is the budget to the last bit, or just past it, fits.
+            wanted = math.ceil(self._usually_added / self._budget - _ROUNDING)
+            self.stride = max(self._every, min(_MOST_STRIDE, wanted))
+
+    @property
+    def _watched_times(self) -> _Durations:
+        """The times of usual watched steps; where all of them have extras, that is usual."""
+        return self._usual or self._with_extras
+
+    @property
+    def _has_learned(self) -> bool:
+        return min(len(self._plain), len(self._watched_times)) >= _LEAST_OF_EACH
+
+    def _added(self, had_extras: bool) -> float:
+        """Tell what watching adds to a step, in plain steps."""
+        times = (had_extras and self._with_extras) or self._watched_times
+        plain = self._plain.seconds
+        return max(times.seconds - plain, times.own_seconds) / plain if plain > 0 else 0.0
+
+    @property
+    def _usually_added(self) -> float:
+        """What it adds to a watched step, extras weighted by how often they come."""
+        total = self._watched.total()
+        return sum(count * self._added(had) for had, count in self._watched.items()) / total
+
+    def _can_pay(self, budget: float) -> bool:
+        """Tell whether one more watched step leaves the run so far within the budget."""
+        spent = self._spent + self._usually_added
+        return spent <= budget * (self._steps + 1) * (1 + _ROUNDING)
 
     def _choose_extra_stride(self) -> None:
-        if len(self._times[True]) >= _LEAST_OF_EACH:
-            usual = statistics.median(self._times[True])
-            added = statistics.median(self._with_extras) - usual
+        if len(self._usual) >= _LEAST_OF_EACH:
+            usual = self._usual.seconds
+            added = self._with_extras.seconds - usual
             wanted = math.ceil(added / usual / _EXTRA_SHARE) if usual > 0 else 0
             self.extra_stride = min(max(wanted, _LEAST_EXTRA_STRIDE), _MOST_EXTRA_STRIDE)
 
-    def _affordable(self, budget: float) -> int:
-        plain = statistics.median(self._times[False])
-        added = max(statistics.median(self._times[True]) - plain, statistics.median(self._own))
-        if plain <= 0:
-            return self._every
-        # A cost that is the budget to the last bit, or just past it, fits.
-        return min(_MOST_STRIDE, math.ceil(added / plain / budget - _ROUNDING))
-
     def cost(self) -> Cost:
         """Say what was measured so far."""
-        times = {
-            watched: statistics.median(each) if each else None
-            for watched, each in self._times.items()
-        }
-        own = statistics.median(self._own) if self._own else 0.0
-        return Cost(self._steps, self._watched, self.stride, own, times[True], times[False])
+        watched = self._watched_times
+        return Cost(
+            steps=self._steps,
+            watched=self._watched.total(),
+            stride=self.stride,
+            own_seconds=watched.own_seconds if watched else 0.0,
+            watched_seconds=watched.seconds if watched else None,
+            plain_seconds=self._plain.seconds if self._plain else None,
+            with_extras=self._watched[True],
+            extras_seconds=self._with_extras.seconds if self._with_extras else None,
+        )

@@ -199,6 +199,8 @@ class Recorder:
         self.lock = threading.RLock()
         """Held while a site is numbered."""
 
+        self.tell_begin: Callable[[], None] | None = None
+        """What to call when the next value comes: the step is complete, and that is of the next."""
         self.has_given_up = False
         """Whether nothing will be measured any more: writing failed, or this is a fork."""
         self.own_seconds = 0.0
@@ -342,6 +344,8 @@ class Recorder:
 
     def add_scalar(self, name: str, value: float | Tensor) -> tuple[int, Log] | None:
         """Note a number of this step; one on a device is fetched with the rows."""
+        if self.has_given_up:
+            return None
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise ValueError(f"{name} is a tensor of {value.numel()} numbers; give one")

@@ -1,9 +1,9 @@
 """The steps of a watch: when one ends and the next begins, and what is measured in each.
 
-A step begins at the first call of a model after an optimizer has stepped, or where an optimizer
-steps that has stepped already. So optimizers that step one after the other share a step, and so do
-micro-batches that one step follows. Which of them are watched, the pace says; in the others
-nothing is attached.
+A step begins when a model, or a part of it, is called with grad after an optimizer has stepped, or
+where an optimizer steps that has stepped already. So optimizers that step one after the other share
+a step, and so do micro-batches that one step follows. Which of them are watched, the pace says; in
+the others nothing is attached.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Steps:
             self._recorder.scale_gradients(scale)
 
     def on_call(self) -> None:
-        """Learn that a call of a model begins."""
+        """Learn that a call of a model, or of a part of it, begins."""
         if not self.is_running or not self.is_here:
             return
         if self._recorder.has_given_up:
@@ -147,6 +147,8 @@ class Steps:
         if self._counted is not None and not any(one() is optimizer for one in self._counted):
             return
         self._stepped.append(weakref.ref(optimizer))
+        # Whatever is called next begins the step: the model, or a part of it by itself.
+        self._recorder.tell_begin = self.on_call
         if graph_task_id() != -1:  # it steps inside the backward, which is not over
             return
         if self._is_next_due is None:
@@ -182,6 +184,7 @@ class Steps:
     def _begin(self, is_due: bool) -> None:
         assert self._attachment is not None
         self._stepped.clear()
+        self._recorder.tell_begin = None
         self._is_due = is_due
         self._is_next_due = None
         self._weights.begin_step(self.number)

@@ -46,6 +46,8 @@ class Queue:
         recorder = self._recorder()
         if recorder is None or not self.has_learned or recorder.extras or site in self.hasty:
             return False
+        if value.is_inference():  # it has no version
+            return False
         device = value.get_device()
         stream = (device, raw_cuda_stream(device))
         if stream != self._stream:

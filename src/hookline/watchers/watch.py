@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookline._errors import RunWriteError, SessionError
+from hookline._errors import NoSuchSite, NotRecorded, RunWriteError, SessionError
 from hookline._tables import Table
 from hookline.addresses import Selector
-from hookline.runs import History, RunWriter, Series, describe_environment
+from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.clocks import Clock
 from hookline.watchers.delivering import Delivery
@@ -41,18 +43,18 @@ def watch(
     sites: Selector | None = "**",
     every: int | Mapping[str, int] = 1,
     gradients: bool = True,
-    parameters: str | None = "**",
+    parameters: str | Sequence[str] | None = "**",
     updates: bool = True,
     sketch_every: int | None = None,
     counts_every: int | None = None,
     moments_every: int | None = None,
     budget: float | None = None,
-    optimizers: Sequence[Optimizer] | None = None,
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
     with_inference: bool = False,
     first_step: int | None = None,
     resume: bool = False,
     keep: int = 100,
-    to: Sequence[Sink] = (),
+    to: Sink | Sequence[Sink] = (),
     progress: bool = False,
 ) -> Watch:
     """Measure every value of a model while it trains, into a run folder or in memory.
@@ -62,7 +64,7 @@ def watch(
         hl.open_run("runs/a").series("layers.3.mlp", "rms")
 
     Measured are the values that `sites` names and, with `gradients`, the gradients that reach
-    them; and, for the parameters that the pattern `parameters` names (None: for none), the value,
+    them; and, for the parameters that the patterns `parameters` name (None: for none), the value,
     the gradient that the optimizer is given and, with `updates`, the change that it makes. A step
     is one step of an optimizer: micro-batches before it are merged.
 
@@ -89,12 +91,12 @@ def watch(
         counts_every=counts_every,
         moments_every=moments_every,
         budget=budget,
-        optimizers=optimizers,
+        optimizers=[optimizers] if isinstance(optimizers, Optimizer) else optimizers,
         with_inference=with_inference,
         first_step=first_step,
         resume=resume,
         keep=keep,
-        to=to,
+        to=[to] if callable(to) else to,
         progress=progress,
     )
     return Watch(name_models(model), None if run_dir is None else Path(run_dir), options)
@@ -112,8 +114,9 @@ class Watch:
         """Whether it still measures."""
         self._recorder = Recorder()
         self._attachment = Attachment(models, options, self._recorder)
+        self._with_inference = options.with_inference
         self._pace = Pace(options.stride, options.budget)
-        is_wanted = choose_parameters(models, options.parameters)
+        is_wanted = _choose_parameters(models, options)
         writer, first_step = self._make_writer(models, options)
         self._delivery = Delivery(
             writer,
@@ -182,6 +185,12 @@ class Watch:
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of the step under way, such as the loss; a tensor is not waited for."""
         self._check_open()
+        taken = [name for name in OF_STEPS if name in values]
+        if taken:
+            raise ValueError(
+                f"{taken[0]!r} is a number that the run keeps of every step by itself; log yours "
+                f"by another name, such as my_{taken[0]}=..."
+            )
         for name, value in values.items():
             self._recorder.add_scalar(name, value)
 
@@ -204,18 +213,45 @@ class Watch:
 
     def table(self, step: int = -1, **options: Any) -> Table:
         """Give the statistics of a step, the latest if none is named: one row a site."""
-        self._catch_up()
-        return self._delivery.recent.table(step=step, **options)
+        with self._reading():
+            found = self._delivery.recent.table(step=step, **options)
+        if not len(found) and (why := self._explain_silence()):
+            return Table(found.columns, (), title=found.title, notes=(*found.notes, why))
+        return found
 
     def series(self, site: str, stat: str = "rms", **options: Any) -> Series:
         """Give a statistic of a site over the steps that are still in memory."""
-        self._catch_up()
-        return self._delivery.recent.series(site, stat, **options)
+        with self._reading():
+            return self._delivery.recent.series(site, stat, **options)
 
     def scalar(self, name: str) -> Series:
         """Give a number that was logged, over the steps that are still in memory."""
         self._catch_up()
         return self._delivery.recent.scalar(name)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Have all steps at hand; where there is nothing to find, say why."""
+        self._catch_up()
+        try:
+            yield
+        except (NotRecorded, NoSuchSite) as error:
+            why = self._explain_silence()
+            if not why:
+                raise
+            raise type(error)(f"{error} So far {why}.") from None
+
+    def _explain_silence(self) -> str:
+        """Say why no value has been measured at any site; empty where some has."""
+        listeners = self._attachment.listeners
+        if not listeners or any(one.has_measured for one in listeners):
+            return ""
+        if self._with_inference:
+            return "nothing was measured: no site ran in a watched step"
+        return (
+            "nothing was measured: no site ran with grad in a watched step, and calls without grad "
+            "are measured with `with_inference=True` alone"
+        )
 
     def _catch_up(self) -> None:
         self.flush()
@@ -252,7 +288,8 @@ class Watch:
         found = [f"`{where}`: {why}" for where, why in self._recorder.unmeasured.items()]
         if self._delivery.left_out:
             found.append(f"{self._delivery.left_out} steps were left out: the disk was too slow")
-        return found + self._attachment.unheard()
+        silence = self._explain_silence()
+        return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
     def close(self, status: str = "finished") -> None:
         """End the watch: the models are as before, the run is complete on disk."""
@@ -281,10 +318,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.close("failed" if issubclass(kind, Exception) else "interrupted")
+        self.close(name_ending(error))
 
     def _check_open(self) -> None:
         if not self.is_open and not self._recorder.has_given_up:
@@ -311,6 +345,14 @@ class Pause:
             self._paused.resume()
 
 
+def _choose_parameters(
+    models: Mapping[str, nn.Module], options: Options
+) -> Callable[[str], object]:
+    """Make what tells whether a parameter is watched; raise where a pattern names none."""
+    tests = [choose_parameters(models, pattern) for pattern in options.parameter_patterns]
+    return lambda name: any(test(name) for test in tests)
+
+
 def _rank() -> tuple[int, int]:
     """Tell which rank of how many this process is."""
     distributed = torch.distributed
@@ -322,8 +364,10 @@ def _rank() -> tuple[int, int]:
 @atexit.register
 def _close_all() -> None:
     """Complete the runs of watches that nobody closed."""
+    # What nobody caught is left here by the interpreter; the older name is that of Python 3.11.
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for one in list(_open_watches):
-        one.close()
+        one.close(name_ending(error))
 
 
 def _leave_to_parent() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,19 +46,19 @@ class Weight:
     module: str
     """The path of its module."""
 
+    ids: dict[str, int]
+    """The numbers of its sites: the value, `grad`, `update` and moments."""
+
     every: int = 1
     """Which steps it is measured in: one in so many."""
-
-    ids: dict[str, int] = field(default_factory=dict)
-    """The numbers of its sites: the value, `grad`, `update` and moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
     """What one optimizer has of the watched models."""
 
-    size: int
-    """How many parameters it has in all; when that changes, they are looked at again."""
+    ids: int
+    """What tells its parameters from others; when that changes, they are looked at again."""
 
     weights: list[Weight]
     """Those that are measured."""
@@ -110,6 +110,8 @@ class Weights:
         self._with_updates = updates
         self._known: weakref.WeakKeyDictionary[Optimizer, _Own] = weakref.WeakKeyDictionary()
         self._all: dict[int, Weight] = {}
+        self._ids: dict[str, dict[str, int]] = {}
+        """The sites by name: a parameter that is put in another's place goes on with them."""
         self._measured: set[int] = set()
         """The weights whose step is measured in the step under way."""
         self._copied: dict[int, tuple[int, Optimizer]] = {}
@@ -126,19 +128,23 @@ class Weights:
         return self._own(optimizer).is_ours
 
     def _own(self, optimizer: Optimizer) -> _Own:
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        ids_now = hash(tuple(map(id, params)))
         known = self._known.get(optimizer)
-        if known is None or known.size != size:
+        if known is None or known.ids != ids_now:
             self._walk()
-            params = [one for group in optimizer.param_groups for one in group["params"]]
             weights = [self._all[id(one)] for one in params if id(one) in self._all]
             ids = {id(one) for _, model, _ in self._models for one in model.parameters()}
             is_ours = any(id(one) in ids for one in params)
-            known = self._known[optimizer] = _Own(size, weights, is_ours)
+            known = self._known[optimizer] = _Own(ids_now, weights, is_ours)
         return known
 
     def _walk(self) -> None:
-        """Name the parameters as the models have them now."""
+        """Name the parameters as the models have them now; others are let go."""
+        there = {id(one) for _, model, _ in self._models for one in model.parameters()}
+        for key in [key for key in self._all if key not in there]:
+            del self._all[key]
+            self._kept.pop(key, None)
         for prefix, model, wanted in self._models:
             for entry in ModuleTree(model).parameters:
                 if is_lazy(entry.parameter) or id(entry.parameter) in self._all:
@@ -147,7 +153,8 @@ class Weights:
                     name = prefix + entry.names[0]
                     kind = type(entry.places[0][0]).__name__
                     module = _above(name)
-                    weight = Weight(name, entry.parameter, kind, module)
+                    ids = self._ids.setdefault(name, {})
+                    weight = Weight(name, entry.parameter, kind, module, ids)
                     for is_match, stride in self._strides:
                         if any(is_match(one) or is_match(_above(one)) for one in entry.names):
                             weight.every = stride
