@@ -271,3 +271,26 @@ class Keeps(nn.Module):
 
 def test_a_view_that_its_module_keeps() -> None:
     compare(Keeps, plain_loop(3, 5, 8))
+
+
+def test_a_module_that_is_exchanged_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with hl.watch(model) as watched:
+        model(torch.randn(2, 4)).sum().backward()
+        model[1] = nn.Linear(4, 2)
+        assert watched.notes == ["another module is there now, which is not watched: `1`"]
+
+
+def test_parameters_of_a_compiled_model_can_be_watched_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(hl.UnsupportedModel, match="sites=None"):
+        hl.watch(compiled)
+    with hl.watch(compiled, sites=None) as watched:
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+    assert watched.history.steps.tolist() == [0, 1, 2]
+    assert (watched.series("0.weight:update", "l2").values > 0).all()

@@ -59,6 +59,50 @@ def test_the_whole_run_stays_within_the_budget(added: float) -> None:
     assert overhead == pytest.approx(len(watched) * added / steps, rel=0.05)
 
 
+@pytest.mark.parametrize(("added", "extras"), [(0.3, 0.0), (2.0, 0.0), (0.1, 1.0), (0.02, 4.0)])
+def test_what_learning_cost_is_paid_back(added: float, extras: float) -> None:
+    """Some hundred steps, and the run as a whole is within the budget, extras and all."""
+    pace = Pace(1, 0.05)
+    spent, watched, steps = 0.0, 0, 600
+    for step in range(steps):
+        due = pace.is_due(step)
+        had_extras = due and watched % 10 == 0
+        cost = due * added + had_extras * extras
+        pace.add(1.0 + cost, cost / 2, was_watched=due, had_extras=had_extras)
+        spent, watched = spent + cost, watched + due
+    assert spent <= 0.05 * steps
+    assert spent >= 0.05 * steps * 0.6
+    overhead = pace.cost().overhead
+    assert overhead is not None
+    assert overhead == pytest.approx(spent / steps, rel=0.01)
+
+
+def test_steps_that_all_have_extras_are_the_usual_ones() -> None:
+    pace = Pace(1, 0.1)
+    watched = []
+    for step in range(300):
+        due = pace.is_due(step)
+        pace.add(1.0 + due, due / 2, was_watched=due, had_extras=due)
+        if due:
+            watched.append(step)
+    assert pace.stride == 10
+    assert {b - a for a, b in pairwise(watched) if a > 100} == {10}
+    assert pace.cost().ratio == pytest.approx(2.0)
+    assert pace.cost().overhead == pytest.approx(len(watched) / 300)
+
+
+def test_the_ratio_leaves_extras_out_and_the_overhead_does_not() -> None:
+    pace = Pace(2, None)
+    for step in range(40):
+        is_watched, had_extras = pace.is_due(step), step % 20 == 10
+        cost = 0.5 * is_watched + 3.0 * had_extras
+        pace.add(1.0 + cost, 0.1, was_watched=is_watched, had_extras=had_extras)
+    cost_told = pace.cost()
+    assert cost_told.ratio == pytest.approx(1.5)
+    assert (cost_told.watched, cost_told.with_extras) == (20, 2)
+    assert cost_told.overhead == pytest.approx((20 * 0.5 + 2 * 3.0) / 40)
+
+
 def test_the_pace_recovers_when_watching_becomes_cheap() -> None:
     pace = Pace(1, 0.05)
     run_pace(pace, 300, plain=1.0, added=1.0)
@@ -137,8 +181,9 @@ def test_the_run_keeps_the_cost_and_the_notes(tmp_path: Path) -> None:
 
 
 def test_nothing_is_noted_where_everything_ran() -> None:
-    with hl.watch(Twice()) as watched:
-        pass
+    model = Twice()
+    with hl.watch(model) as watched:
+        model(torch.randn(2, 3))
     assert watched.notes == []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
+from hookline._errors import UnsupportedModel
 from hookline.addresses import Selector, Site, resolve
 from hookline.addresses.variables import has_forward
 from hookline.hooks.functions import check_leaf
@@ -51,7 +52,14 @@ class Attachment:
         self.listeners: list[WatchListener] = []
         self.is_attached = False
         for prefix, model in models.items():
-            clock = Session(model, "the clock of hl.watch")
+            try:
+                clock = Session(model, "the clock of hl.watch")
+            except UnsupportedModel as error:
+                if options.sites is None:
+                    continue  # parameters need no hooks, and optimizers tell of steps
+                raise UnsupportedModel(
+                    f"{error} Or watch its parameters and updates alone: hl.watch(..., sites=None)."
+                ) from None
             clock.follows_recompute = False
             self._clocks.append(clock)
             if options.sites is None:
@@ -118,19 +126,27 @@ class Attachment:
             clock.close()
 
     def unheard(self) -> list[str]:
-        """Name the sites where nothing has been measured."""
+        """Name the sites where nothing has been measured, and those that are not there any more."""
         never = [one.address for one in self.listeners if not one.has_measured]
-        if not never or len(never) == len(self.listeners):
-            return []
-        shown = ", ".join(f"`{one}`" for one in never[:_MOST_NAMED])
-        more = f" and {len(never) - _MOST_NAMED} more" if len(never) > _MOST_NAMED else ""
-        return [f"never ran while it was watched: {shown}{more}"]
+        notes = []
+        if never and len(never) < len(self.listeners):
+            notes.append(f"never ran while it was watched: {_list(never)}")
+        moved = [path for session in self._sessions for path in session.trails.moved()]
+        if moved:
+            notes.append(f"another module is there now, which is not watched: {_list(moved)}")
+        return notes
 
     def begin_step(self, step: int) -> None:
         """Let those listen whose turn it is in the step that begins."""
         for one in self.listeners:
             one.end_step()
             one.is_due = step % one.every == 0
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{one}`" for one in names[:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return shown + more
 
 
 def _set_strides(

@@ -27,6 +27,9 @@ _LOOK_BACK = 2 * TOGETHER
 _LARGE = 1 << 26
 """Elements of a value that is measured at once: not worth its memory to wait."""
 
+_MOST_HELD = 1 << 28
+"""Elements of all values that wait."""
+
 
 class Queue:
     """Hold a few values until they are measured together."""
@@ -38,6 +41,8 @@ class Queue:
         """Sites whose values are measured at once."""
         self._recorder = weakref.ref(recorder)
         self._waiting: list[tuple[int, Tensor, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._held = 0
         self._stream: tuple[int, int] = (-1, -1)
         self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=_LOOK_BACK)
 
@@ -54,13 +59,15 @@ class Queue:
             self.settle()
             self._stream = stream
         self._waiting.append((site, value, value._version))
-        if len(self._waiting) == TOGETHER:
+        self._held += self._sizes.get(site, 0)
+        if len(self._waiting) == TOGETHER or self._held > _MOST_HELD:
             self.settle()
         return True
 
     def settle(self) -> None:
         """Measure what waits, and hold it no longer."""
         waiting, self._waiting = self._waiting, []
+        self._held = 0
         recorder = self._recorder()
         if not waiting or recorder is None:
             return
@@ -77,7 +84,8 @@ class Queue:
         """Look whether the values of some sites ago are still what they were."""
         if self.has_learned:
             return
-        if value.numel() >= _LARGE:
+        self._sizes[site] = value.numel()
+        if self._sizes[site] >= _LARGE:
             self.hasty.add(site)
         for known, version, seen in self._latest:  # it may be gone by the time it is the oldest
             tensor = known()

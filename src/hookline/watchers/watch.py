@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hookline._errors import NoSuchSite, NotRecorded, RunWriteError, SessionError
 from hookline._tables import Table
-from hookline.addresses import Selector
+from hookline.addresses import ModuleTree, Selector, resolve
 from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.clocks import Clock
@@ -349,8 +349,24 @@ def _choose_parameters(
     models: Mapping[str, nn.Module], options: Options
 ) -> Callable[[str], object]:
     """Make what tells whether a parameter is watched; raise where a pattern names none."""
+    if options.sites is None:
+        _check_strides(models, options.strides)
     tests = [choose_parameters(models, pattern) for pattern in options.parameter_patterns]
     return lambda name: any(test(name) for test in tests)
+
+
+def _check_strides(models: Mapping[str, nn.Module], strides: Mapping[str, int]) -> None:
+    """Raise where the pattern of a stride names nothing in any model."""
+    trees = [ModuleTree(model) for model in models.values()]
+    for pattern in strides:
+        errors = []
+        for tree in trees:
+            try:
+                resolve(tree, pattern)
+            except NoSuchSite as error:
+                errors.append(error)
+        if len(errors) == len(trees):
+            raise errors[0]
 
 
 def _rank() -> tuple[int, int]:
