@@ -51,6 +51,7 @@ class Attachment:
         self._clocks: list[Session] = []
         self.listeners: list[WatchListener] = []
         self.is_attached = False
+        self._moved: list[str] | None = None
         for prefix, model in models.items():
             try:
                 clock = Session(model, "the clock of hl.watch")
@@ -120,6 +121,7 @@ class Attachment:
     def stop(self) -> None:
         """Take everything away for good."""
         self.detach()
+        self._moved = self._find_moved()
         for session in self._sessions:
             session.dispose()
         for clock in self._clocks:
@@ -131,10 +133,16 @@ class Attachment:
         notes = []
         if never and len(never) < len(self.listeners):
             notes.append(f"never ran while it was watched: {_list(never)}")
-        moved = [path for session in self._sessions for path in session.trails.moved()]
+        moved = self._find_moved()
         if moved:
             notes.append(f"another module is there now, which is not watched: {_list(moved)}")
         return notes
+
+    def _find_moved(self) -> list[str]:
+        """List the paths where another module is now; after the end, those at the end."""
+        if self._moved is None:
+            return [path for session in self._sessions for path in session.trails.moved()]
+        return self._moved
 
     def begin_step(self, step: int) -> None:
         """Let those listen whose turn it is in the step that begins."""
