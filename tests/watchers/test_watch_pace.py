@@ -70,7 +70,7 @@ def test_what_learning_cost_is_paid_back(added: float, extras: float) -> None:
         cost = due * added + had_extras * extras
         pace.add(1.0 + cost, cost / 2, was_watched=due, had_extras=had_extras)
         spent, watched = spent + cost, watched + due
-    assert spent <= 0.05 * steps
+    assert spent <= 0.05 * steps * (1 + 1e-9)
     assert spent >= 0.05 * steps * 0.6
     overhead = pace.cost().overhead
     assert overhead is not None

@@ -84,10 +84,13 @@ def test_a_watch_that_nobody_closes_says_how_the_process_ended(
 def test_leaving_the_block_says_how_the_run_ended(
     error: BaseException, status: str, tmp_path: Path
 ) -> None:
-    model = Net()
-    with pytest.raises(type(error)), hl.watch(model, tmp_path / "run"):
-        train(model)
-        raise error
+
+    def leave() -> None:
+        with hl.watch(Net(), tmp_path / "run"):
+            raise error
+
+    with pytest.raises(type(error)):
+        leave()
     assert hl.open_run(tmp_path / "run").status == status
 
 
@@ -210,7 +213,7 @@ def test_calls_without_grad_alone_say_why_nothing_is_there(tmp_path: Path) -> No
     model = Net()
     with hl.watch(model, tmp_path / "run") as watched, torch.no_grad():
         model(torch.randn(2, 3))
-        with pytest.raises(hl.NotRecorded, match="no steps yet.*with_inference=True"):
+        with pytest.raises(hl.NotRecorded, match=r"no steps yet.*with_inference=True"):
             watched.table()
         with pytest.raises(hl.NoSuchSite, match=r"`fc1` matches no site.*with_inference=True"):
             watched.series("fc1")
@@ -218,9 +221,14 @@ def test_calls_without_grad_alone_say_why_nothing_is_there(tmp_path: Path) -> No
         watched.step()
         assert "with_inference=True" in str(watched.table())
     (note,) = watched.notes
-    assert note.startswith("nothing was measured: no site ran with grad")
+    assert note == (
+        "nothing was measured at any site: no call with grad was heard of in a watched step "
+        "(calls without grad are measured with `with_inference=True` alone); a model compiled "
+        "since the watch began shows nothing of its inside"
+    )
     assert hl.open_run(tmp_path / "run").document("notes") == {"notes": [note]}
     with hl.watch(model, with_inference=True) as watched, torch.no_grad():
-        assert watched.notes == ["nothing was measured: no site ran in a watched step"]
+        (note,) = watched.notes
+        assert "no call was heard of in a watched step; a model" in note
         model(torch.randn(2, 3))
         assert watched.notes == []

@@ -35,7 +35,7 @@ def from_json(text: str) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """Write a value with what JSON has: also numbers of NumPy and torch, which are arrays of one."""
+    """Write a value with what JSON has; a number of NumPy or torch is a number."""
     if isinstance(value, np.floating) or getattr(value, "ndim", None) == 0:
         value = _to_number(value)
     if value is None or isinstance(value, (str, int)):

@@ -9,6 +9,7 @@
     stepping.py    when a step ends, and what is measured in it
     recording.py   what was measured in one step, and whose it is
     waiting.py     values on a GPU that are measured several in one launch
+    sorting.py     rows in the order of their sites
     pacing.py      which steps are watched, and what that costs
     working.py     the thread that takes steps away
     delivering.py  where they go: memory, the folder, sinks

@@ -18,6 +18,7 @@ from hookline.watchers.pacing import Cost
 from hookline.watchers.progress import ProgressLine
 from hookline.watchers.recording import Harvest
 from hookline.watchers.sinks import Sink, scalars_of
+from hookline.watchers.sorting import SiteSorter
 from hookline.watchers.working import Worker, say
 
 MOST_WAITING = 200
@@ -43,6 +44,7 @@ class Delivery:
         self._sinks = list(sinks)
         self._progress = progress
         self._facts: list[SiteFacts] = []
+        self._sorter = SiteSorter()
         self._on_failure = on_failure
         self._worker = Worker("hookline-watch", self._fail)
 
@@ -101,7 +103,7 @@ class Delivery:
             self._progress.end(str(cost))
 
     def _bring(self, harvest: Harvest) -> None:
-        record = harvest.arrive()
+        record = harvest.arrive(self._sorter)
         self._add_sites(harvest.sites)
         self.recent.write(record)
         if self.writer is not None:

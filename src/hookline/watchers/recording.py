@@ -21,12 +21,10 @@ from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
 from hookline.runs import Block, SiteFacts, StepRecord
-from hookline.stats import Extras, Log, Measured, Taken, Update, open_log
-from hookline.stats.rows import MEAN, derive, merge_rows, scale_rows
+from hookline.stats import Extras, Log, Taken, Update, open_log
+from hookline.stats.rows import MEAN, derive, scale_rows
+from hookline.watchers.sorting import Event, SiteSorter, UpdateEvent, sort_updates
 from hookline.watchers.waiting import TOGETHER, Queue
-
-Event = tuple[int, int, "Log"]
-"""A site, a row, and the log that the row is in."""
 
 MakeFacts = Callable[[int, Tensor], SiteFacts]
 """Say what a site is, given its number and the first value seen there."""
@@ -51,7 +49,7 @@ class Harvest:
     events: list[Event]
     """Which site each row belongs to."""
 
-    updates: list[tuple[int, int, int, Log]]
+    updates: list[UpdateEvent]
     """Update site, the row of the update, the row of the weight before it, their log."""
 
     unscaled: dict[tuple[int, Log], int]
@@ -72,7 +70,7 @@ class Harvest:
     sites: list[SiteFacts]
     """Sites that were met for the first time."""
 
-    def arrive(self) -> StepRecord:
+    def arrive(self, sorter: SiteSorter) -> StepRecord:
         """Wait for the rows and sort them by site."""
         measured = {log: taken.wait() for log, taken in self.taken.items()}
         scalars = dict(self.scalars)
@@ -83,12 +81,12 @@ class Harvest:
             scale = rows[scale_row, MEAN]
             if scale:
                 rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
-        blocks = _sort_by_site(self.events, measured)
+        blocks = sorter.sort(self.events, measured)
         if self.scale is not None:
             row, log = self.scale
             blocks = [self._unscale(block, measured[log].rows[row, MEAN]) for block in blocks]
         if self.updates:
-            blocks.append(_sort_updates(self.updates, measured))
+            blocks.append(sort_updates(self.updates, measured))
         return StepRecord(self.step, self.time, self.seconds, scalars, blocks)
 
     def _unscale(self, block: Block, scale: float) -> Block:
@@ -109,67 +107,12 @@ def _read_number(row: Any) -> float:
     return float("-inf") if derive(row, "neginf")[0] else float(derive(row, "mean")[0])
 
 
-def _sort_by_site(events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
-    """Merge what was measured of each site; sites keep the order of their numbers."""
-    parts: dict[str, list[tuple[Any, Any]]] = {}
-    for log, one in measured.items():
-        own = [(site, row) for site, row, where in events if where is log]
-        if not own:
-            continue
-        sites, rows = np.array(own, dtype=np.int64).T
-        parts.setdefault("rows", []).append((sites, one.rows[rows]))
-        for kind, numbers, values in (
-            ("sketch", one.sketched, one.sketches),
-            ("counts", one.counted, one.counts),
-            ("histogram", one.counted, one.histograms),
-        ):
-            if len(numbers):
-                place = np.full(len(one.rows), -1)
-                place[numbers] = np.arange(len(numbers))
-                at = place[rows]
-                parts.setdefault(kind, []).append((sites[at >= 0], values[at[at >= 0]]))
-    return [_merge(kind, found) for kind, found in parts.items()]
-
-
-def _merge(kind: str, found: list[tuple[Any, Any]]) -> Block:
-    """Put together what several logs and visits gave of one kind."""
-    values = np.concatenate([one[1] for one in found])
-    unique, groups = np.unique(np.concatenate([one[0] for one in found]), return_inverse=True)
-    if kind == "rows":
-        merged = merge_rows(values, groups, len(unique))
-    elif len(unique) == len(values):
-        merged = np.empty_like(values)
-        merged[groups] = values
-    else:
-        merged = np.zeros((len(unique), values.shape[1]), dtype=np.float64)
-        np.add.at(merged, groups, values)
-        merged = merged.astype(values.dtype)
-    return Block(kind, unique.astype(np.int32), merged)
-
-
-def _sort_updates(
-    updates: Sequence[tuple[int, int, int, Log]], measured: dict[Log, Measured]
-) -> Block:
-    """Set each update beside the norm of the weight that it changed."""
-    parts = []
-    for log, one in measured.items():
-        own = [(site, row, weight) for site, row, weight, where in updates if where is log]
-        if own:
-            sites, rows, weights = np.array(own, dtype=np.int64).T
-            counts = one.updates[np.searchsorted(one.updated, rows)]
-            norms = derive(one.rows[weights], "l2")
-            parts.append((sites, np.column_stack((counts, norms))))
-    sites, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    unique, first = np.unique(sites, return_index=True)
-    return Block("updates", unique.astype(np.int32), values[first])
-
-
 @dataclass(slots=True)
 class _Step:
     """What the step under way has so far."""
 
     events: list[Event] = field(default_factory=list)
-    updates: list[tuple[int, int, int, Log]] = field(default_factory=list)
+    updates: list[UpdateEvent] = field(default_factory=list)
     unscaled: dict[tuple[int, Log], int] = field(default_factory=dict)
     scale: tuple[int, Log] | None = None
     scalars: dict[str, float] = field(default_factory=dict)
@@ -262,6 +205,7 @@ class Recorder:
             _, version, row, log = last
             if version == value._version:
                 self._step.events.append((site, row, log))
+                self.queue.learn(site, value)
                 return row, log
         try:
             log = self._logs.get(value.device) or self.log_for(value.device)

@@ -246,12 +246,11 @@ class Watch:
         listeners = self._attachment.listeners
         if not listeners or any(one.has_measured for one in listeners):
             return ""
-        if self._with_inference:
-            return "nothing was measured: no site ran in a watched step"
-        return (
-            "nothing was measured: no site ran with grad in a watched step, and calls without grad "
-            "are measured with `with_inference=True` alone"
-        )
+        heard = "call" if self._with_inference else "call with grad"
+        why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
+        if not self._with_inference:
+            why += " (calls without grad are measured with `with_inference=True` alone)"
+        return f"{why}; a model compiled since the watch began shows nothing of its inside"
 
     def _catch_up(self) -> None:
         self.flush()
