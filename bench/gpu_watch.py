@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -99,7 +100,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--autocast", action="store_true", help="float32 parameters, autocast")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, also without a GPU")
-    parser.add_argument("--only", default="", help="monitors whose name has this, beside plain")
+    parser.add_argument(
+        "--only", default="", help="monitors whose name has one of these, beside plain: a,b"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10, help="steps in a row in a round; tens")
     options = parser.parse_args()
@@ -109,7 +112,8 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic sums ask for
     size = TINY if options.tiny else LARGE
     monitors = [*MONITORS, *WATCHED]
-    monitors = [PLAIN, *(one for one in monitors[1:] if options.only in one.name)]
+    wanted = options.only.split(",")
+    monitors = [PLAIN, *(m for m in monitors[1:] if any(text in m.name for text in wanted))]
     print(f"{name_device(device)}, torch {torch.__version__}\n")
     with contextlib.ExitStack() as stack:
         trainings: dict[str, Training] = {}
@@ -152,6 +156,8 @@ def measure_steps(
         for name, one in trainings.items()
     }
     torch.use_deterministic_algorithms(False)
+    gc.collect()
+    gc.freeze()  # what was made so far is not searched again while steps are timed
     turns = {name: Turns() for name in trainings}
     order = list(trainings)
     shuffle = random.Random(0).shuffle

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from hookline.stats.preparing import undisturbed
+
 
 class Launcher:
     """Launch a kernel; after the first time for a kind of arguments, in a few microseconds.
@@ -35,9 +37,11 @@ class Launcher:
         """
         compiled = self.compiled.get(key)
         if compiled is None or not Launcher.is_quick:
-            self.compiled[key] = self._kernel[(programs,)](
-                *make_tensors(), **self._constants, num_warps=self._warps
-            )
+            with undisturbed():
+                tensors = make_tensors()
+                self.compiled[key] = self._kernel[(programs,)](
+                    *tensors, **self._constants, num_warps=self._warps
+                )
             return
         compiled.run(
             programs,
