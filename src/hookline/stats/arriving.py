@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Measured
+from hookline.stats.preparing import undisturbed
 from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
 
 _WIDTH = len(COLUMNS)
@@ -44,7 +45,7 @@ class CudaTaken:
     def wait(self) -> Measured:
         """Wait for the copy."""
         self._event.synchronize()
-        with torch._C.DisableTorchFunction():  # no mode is to see that
+        with undisturbed():  # no mode is to see that
             flat = self._host.numpy()
         ends = np.cumsum(self._sizes)
         numbers, sketches, counts = (
