@@ -87,7 +87,8 @@ def write_page(path: Path, tables: list[Table], arguments: list[str]) -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, "
         f"hookline {getattr(hookline, '__version__', '0.1.0')}, {read_cpu()}, 1 thread.",
         "",
-        "All variants of a table run in one process, interleaved; ratios are of thread CPU time:",
+        "All variants of a table run in one process, interleaved; ratios are of thread CPU time,",
+        "in the table *watch* also of the monitor's own threads:",
         "`min` the best of all rounds over the best of all rounds, `median` the median of the",
         "ratios within each round, which is what targets are held to. Small models, on purpose:",
         "in a real one the same hooks cost a smaller share.\n",

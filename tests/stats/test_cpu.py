@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline.stats import Extras
+from hookline.stats.cpu import CpuLog
 
 ALL = Extras.SKETCH | Extras.COUNTS
 
@@ -169,3 +170,35 @@ def test_taking_while_threads_add_loses_and_tears_nothing(implementation) -> Non
     assert sorted(rows[:, 6].tolist()) == sorted(added)
     assert (rows[:, 0] == 30_000).all()
     assert (rows[:, 4] == rows[:, 5]).all()
+
+
+class InterruptedLock:
+    """A lock after which Ctrl-C comes, once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_due = True
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+        if self._is_due:
+            self._is_due = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_update", [False, True])
+def test_a_measurement_that_is_interrupted_is_not_waited_for(is_update: bool) -> None:
+    """An interrupt comes between any two calls; who takes the rows must not wait for ever."""
+    log, large = CpuLog(), torch.ones(100_000)
+    log.add(torch.ones(3))
+    log._lock = InterruptedLock()
+    with pytest.raises(KeyboardInterrupt):
+        log.add_update(large, large) if is_update else log.add(large)
+    taken, heard = log.take(), []
+    waiting = threading.Thread(target=lambda: heard.append(taken.wait()), daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert heard[0].rows[0, 0] == 3

@@ -62,18 +62,19 @@ class CpuLog:
             return self._add_prepared(tensor, extras)
         address, count, kind, run = found
         counts = None
-        with self._lock:
-            sheet = self._sheet
-            number = sheet.rows.count
-            row = sheet.rows.reserve()
-            sketch = sheet.reserve_sketch(number) if extras & _SKETCH else None
-            if count <= _SMALL and not extras & _COUNTS and run is None:
-                library.measure_small(address, count, kind, 1, row, sketch)
-                return number
-            if extras & _COUNTS:
-                counts = sheet.reserve_counts(number)
-            sheet.running += 1
-        try:
+        sheet, number = self._sheet, -1
+        try:  # around it all: an interrupt may come between any two calls
+            with self._lock:
+                sheet = self._sheet
+                number = sheet.rows.count
+                row = sheet.rows.reserve()
+                sketch = sheet.reserve_sketch(number) if extras & _SKETCH else None
+                if count <= _SMALL and not extras & _COUNTS and run is None:
+                    library.measure_small(address, count, kind, 1, row, sketch)
+                    return number
+                if extras & _COUNTS:
+                    counts = sheet.reserve_counts(number)
+                sheet.running.add(number)
             threads = _threads_for(count)
             if run is None:
                 _check(library.measure(address, count, kind, threads, row, sketch))
@@ -82,8 +83,7 @@ class CpuLog:
             if counts is not None:
                 library.count(address, count, kind, *limits_of(tensor.dtype), *counts)
         finally:
-            with self._lock:
-                sheet.running -= 1
+            sheet.running.discard(number)
         return number
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
@@ -97,16 +97,16 @@ class CpuLog:
         if library is None or found is None:
             return self._add_prepared_update(before, after, grad)
         addresses, count, kind = found
-        with self._lock:
-            sheet = self._sheet
-            number = sheet.rows.count
-            row, update = sheet.rows.reserve(), sheet.reserve_update(number)
-            sheet.running += 1
+        sheet, number = self._sheet, -1
         try:
+            with self._lock:
+                sheet = self._sheet
+                number = sheet.rows.count
+                row, update = sheet.rows.reserve(), sheet.reserve_update(number)
+                sheet.running.add(number)
             _check(library.update(*addresses, count, kind, _threads_for(count), row, update))
         finally:
-            with self._lock:
-                sheet.running -= 1
+            sheet.running.discard(number)
         return number
 
     def add_updates(self, updates: Sequence[Update]) -> list[int]:

@@ -77,7 +77,8 @@ class Sheet:
         self.histograms = Pages(BINS, np.int64)
         self.updated: list[int] = []
         self.updates = Pages(2)
-        self.running = 0
+        self.running: set[int] = set()
+        """The rows that are being measured."""
 
     def reserve_sketch(self, number: int) -> int:
         """Give the address for the sketch of a row."""
