@@ -38,6 +38,8 @@ def test_no_acknowledged_step_is_lost_when_the_process_is_killed(tmp_path: Path)
 def test_an_interrupt_from_the_keyboard_keeps_the_run(tmp_path: Path) -> None:
     process = start(
         """
+# A shell lets what it runs in the background ignore the keyboard, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with hl.watch(model, sys.argv[1]) as watched:
     for count in range(100000):
         step()
