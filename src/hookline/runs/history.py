@@ -7,6 +7,7 @@ sources of steps.
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,11 +27,12 @@ OF_STEPS = ("time", "seconds")
 """The numbers that every step has; no others can have these names."""
 
 
-class History:
+class History(ABC):
     """Read what was measured over steps."""
 
+    @abstractmethod
     def _sources(self) -> Sequence[StepSource]:
-        raise NotImplementedError
+        """List where steps are read from, one for each rank."""
 
     @property
     def steps(self) -> Integers:

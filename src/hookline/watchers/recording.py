@@ -220,47 +220,41 @@ class Recorder:
         self.own_seconds += time.perf_counter() - begun
         return row, log
 
-    def measure_together(self, values: Sequence[tuple[int, Tensor]]) -> None:
+    def measure_together(
+        self, values: Sequence[tuple[int, Tensor]]
+    ) -> list[tuple[int, Log] | None]:
         """Measure values of one device; one that comes several times in a row is read once."""
         begun = time.perf_counter()
-        log = self.log_for(values[0][1].device)
         tensors: list[Tensor] = []
         for _, value in values:
             if not tensors or tensors[-1] is not value:
                 tensors.append(value)
         try:
+            log = self.log_for(values[0][1].device)
             rows = log.add_together(tensors)
-        except UnsupportedTensor:
-            for site, value in values:
-                self.measure_now(site, value)
-            return
-        events, place, last = self._step.events, -1, None
+        except UnsupportedTensor:  # one of them; which, they tell one by one
+            return [self.measure_now(site, value) for site, value in values]
+        found: list[tuple[int, Log] | None] = []
+        place, last = -1, None
         for site, value in values:
             if value is not last:
                 place, last = place + 1, value
-            events.append((site, rows[place], log))
+            self._step.events.append((site, rows[place], log))
+            found.append((rows[place], log))
         self.own_seconds += time.perf_counter() - begun
+        return found
 
     def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
-        """Measure values one after the other, on a GPU several in one launch; give their rows."""
-        if self.extras or not values or not all(one.is_cuda for _, one in values):
+        """Measure any number of values, on a GPU several in one launch; give their rows."""
+        if self.extras or not all(one.is_cuda for _, one in values):
             return [self.measure_now(site, value) for site, value in values]
         found: list[tuple[int, Log] | None] = []
         for start in range(0, len(values), TOGETHER):
             part = values[start : start + TOGETHER]
-            if len({one.device for _, one in part}) > 1:
+            if len({one.device for _, one in part}) == 1:
+                found += self.measure_together(part)
+            else:
                 found += [self.measure_now(site, value) for site, value in part]
-                continue
-            log = self.log_for(part[0][1].device)
-            try:
-                rows = log.add_together([one for _, one in part])
-            except UnsupportedTensor:
-                found += [self.measure_now(site, value) for site, value in part]
-                continue
-            found += [(row, log) for row in rows]
-            self._step.events += [
-                (site, row, log) for (site, _), row in zip(part, rows, strict=True)
-            ]
         return found
 
     def measure_updates(self, updates: Sequence[tuple[int, int, Update]]) -> None:

@@ -1,0 +1,74 @@
+"""Values that are measured together, and those that must not wait for others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hookline.runs import SiteFacts
+from hookline.stats.rows import derive
+from hookline.watchers.recording import Recorder
+from hookline.watchers.sorting import SiteSorter
+
+
+def make_recorder(sites: int) -> Recorder:
+    """Make a recorder that knows some sites and measures."""
+    recorder = Recorder()
+    for number in range(sites):
+        recorder.new_site(describe, torch.zeros(number))
+    recorder.is_on = True
+    return recorder
+
+
+def describe(number: int, value: Tensor) -> SiteFacts:
+    return SiteFacts(number, f"{number}:output", "value", str(number), "Linear")
+
+
+def read_means(recorder: Recorder) -> dict[int, float]:
+    """End the step and give the mean of each site."""
+    record = recorder.end_step(0).arrive(SiteSorter())
+    means = {}
+    for block in record.blocks:
+        for site, mean in zip(block.sites, derive(block.values, "mean"), strict=True):
+            means[int(site)] = float(mean)
+    return means
+
+
+def test_values_measured_together_go_to_their_sites() -> None:
+    recorder = make_recorder(4)
+    shared = torch.full((5,), 2.0)
+    values = [(0, torch.ones(3)), (1, shared), (2, shared), (3, torch.zeros(2))]
+    rows = [one[0] for one in recorder.measure_together(values) if one is not None]
+    assert rows == [0, 1, 1, 2]  # a value that comes twice in a row is read once
+    assert read_means(recorder) == {0: 1.0, 1: 2.0, 2: 2.0, 3: 0.0}
+
+
+def test_one_value_that_cannot_be_measured_leaves_the_others() -> None:
+    recorder = make_recorder(2)
+    values = [(0, torch.ones(3, device="meta")), (1, torch.ones(3))]
+    assert recorder.measure_together(values)[0] is None
+    assert read_means(recorder) == {1: 1.0}
+    assert "meta" in recorder.unmeasured["0:output"]
+
+
+def test_a_value_that_was_changed_while_it_waited_is_left_out_and_waits_no_more() -> None:
+    recorder = make_recorder(2)
+    queue, changed, kept = recorder.queue, torch.ones(3), torch.ones(3)
+    queue._waiting = [(0, changed, changed._version), (1, kept, kept._version)]
+    changed.mul_(5)
+    queue.settle()
+    assert read_means(recorder) == {1: 1.0}
+    assert queue.hasty == {0}
+
+
+def test_the_first_step_finds_values_that_are_changed_soon() -> None:
+    recorder = make_recorder(3)
+    first, second = torch.ones(3), torch.ones(3)
+    recorder.measure_now(0, first)
+    recorder.measure_now(1, first)  # a parent that returns the same tensor
+    first.mul_(5)
+    recorder.measure_now(2, second)
+    assert recorder.queue.hasty == {0, 1}
+    assert not recorder.queue.has_learned
+    assert read_means(recorder) == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert recorder.queue.has_learned
