@@ -216,7 +216,7 @@ def _changed_in_place(
         return out
     is_in_place = len(names) > 1 or names[0] == "setitem"
     if not is_in_place and "inplace" in _parameters(func):
-        is_in_place = bool(_bind(func, args, kwargs).get("inplace"))
+        is_in_place = bool(bind_operation(func, args, kwargs).get("inplace"))
     return next(iter((*args, *kwargs.values())), None) if is_in_place else None
 
 
@@ -259,7 +259,7 @@ def _pass_inputs(
         asked = plan.at(spot)
         if asked is None:
             continue
-        bound = _bind(func, args, kwargs)
+        bound = bind_operation(func, args, kwargs)
         new = flow(asked.pick(asked.values), frame, index, bound)
         first = next(iter(bound), 0)
         is_changed = changed is not None and bound[first] is changed
@@ -297,7 +297,9 @@ def _parameters(func: Callable[..., Any]) -> list[str]:
     return found
 
 
-def _bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str | int, Any]:
+def bind_operation(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str | int, Any]:
     """Name the arguments as the signature does; by position where there is none."""
     names = _parameters(func)
     bound: dict[str | int, Any] = {

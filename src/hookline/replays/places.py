@@ -1,0 +1,118 @@
+"""Where an operation was called: in which module's forward, and on which line of the user's code.
+
+Told from the Python frames alone, as the addresses of operations are counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Container
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from hookline.hooks.frames import CALL_CODE
+from hookline.surveys.naming import show_file
+
+_APPLY_CODE: CodeType = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_TORCH = str(Path(torch.__file__).parent)
+_HOOKLINE = str(Path(__file__).parents[1])
+_DEMO = str(Path(__file__).parents[1] / "demo")
+_STANDARD = str(Path(linecache.__file__).parent)
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Owner(NamedTuple):
+    """The module whose forward called an operation."""
+
+    module: nn.Module | None
+    """The module; None for code outside of any."""
+    inside: str
+    """What it was called in there that has no address: an autograd function, or a module that is
+    not part of the model."""
+    is_direct: bool
+    """Whether the forward was called by itself, past the module's hooks."""
+    frame: int
+    """What tells one execution of a forward from the next, where no hook does."""
+
+
+class SourceLine(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+
+    @property
+    def place(self) -> str:
+        """File and line: `model.py:48`."""
+        return f"{show_file(self.file)}:{self.number}" if self.file else ""
+
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return linecache.getline(self.file, self.number).strip() if self.file else ""
+
+
+NO_LINE = SourceLine("", 0)
+
+
+def find_owner(frame: FrameType | None, known: Container[int]) -> Owner:
+    """Find the innermost module that runs at a frame, of those whose id is known."""
+    inside = ""
+    while frame is not None:
+        code = frame.f_code
+        if code is CALL_CODE:
+            module = frame.f_locals["self"]
+            if id(module) in known:
+                return Owner(module, inside, False, id(frame))
+            inside = inside or type(module).__name__
+        elif code is _APPLY_CODE:
+            inside = frame.f_locals["cls"].__name__
+        elif code.co_name == "forward" and code.co_argcount:
+            this = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(this, nn.Module) and id(this) in known:
+                return Owner(this, inside, not _is_called(frame), id(frame))
+        frame = frame.f_back
+    return Owner(None, inside, False, 0)
+
+
+def _is_called(frame: FrameType) -> bool:
+    """Tell whether a forward runs because its module was called."""
+    above = frame.f_back
+    for _ in range(8):  # decorators may stand between
+        if above is None:
+            return False
+        if above.f_code is CALL_CODE:
+            return above.f_locals.get("self") is frame.f_locals.get(frame.f_code.co_varnames[0])
+        above = above.f_back
+    return False
+
+
+def find_line(frame: FrameType | None) -> SourceLine:
+    """Find the innermost line at a frame that is neither torch's, hookline's nor Python's own."""
+    while frame is not None:
+        if is_of_user(frame.f_code.co_filename):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return NO_LINE
+
+
+@functools.lru_cache(maxsize=4096)
+def is_of_user(file: str) -> bool:
+    """Tell whether a file is the user's, or of a library that models are written in."""
+    if file.startswith("<frozen"):
+        return False
+    if _is_below(file, _DEMO):  # written as a user would
+        return True
+    if any(f"/{one}/" in file.replace("\\", "/") for one in _INSTALLED):
+        return not _is_below(file, _TORCH) and not _is_below(file, _HOOKLINE)
+    return not any(_is_below(file, one) for one in (_TORCH, _HOOKLINE, _STANDARD))
+
+
+def _is_below(file: str, folder: str) -> bool:
+    return file.startswith(folder) and file[len(folder) : len(folder) + 1] in "/\\"
