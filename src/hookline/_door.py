@@ -3,6 +3,7 @@
 from hookline._errors import (
     AddressError,
     AmbiguousRead,
+    BadTraining,
     EditError,
     GradientError,
     HooklineError,
@@ -48,7 +49,10 @@ from hookline.hooks.torch_style import (
     register_forward_pre_hook,
 )
 from hookline.hooks.visits import KEEP, MISSING, At
+from hookline.rules import Finding, Rule, register_rule
 from hookline.runs import Run, Series, open_run
+from hookline.scripts.checking import check
+from hookline.scripts.checkups import Checkup
 from hookline.surveys.annotating import source
 from hookline.surveys.listing import sites
 from hookline.watchers import Watch, watch
@@ -59,8 +63,11 @@ __all__ = [
     "AddressError",
     "AmbiguousRead",
     "At",
+    "BadTraining",
     "Captured",
+    "Checkup",
     "EditError",
+    "Finding",
     "GradientError",
     "Handle",
     "HooklineError",
@@ -72,6 +79,7 @@ __all__ = [
     "NotRecorded",
     "OutOfBudget",
     "Overwritten",
+    "Rule",
     "Run",
     "RunExists",
     "RunWriteError",
@@ -82,6 +90,7 @@ __all__ = [
     "Watch",
     "add",
     "capture",
+    "check",
     "clip",
     "edit",
     "hook",
@@ -97,6 +106,7 @@ __all__ = [
     "register_forward_hook",
     "register_forward_pre_hook",
     "register_hook",
+    "register_rule",
     "scale",
     "set",
     "sites",

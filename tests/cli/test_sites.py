@@ -271,7 +271,7 @@ def test_help_teaches_by_example(run: Run) -> None:
     for command in ([], ["--help"], ["-h"]):
         done = run(*command)
         assert done.exit_code == 0
-        assert "sites  List the values of a model, by address." in done.stdout
+        assert "sites       List the values of a model, by address." in done.stdout
         assert "  2  the command line cannot be understood" in done.stdout
     text = run("sites", "--help").stdout
     assert "hookline sites train.py:model layers.0.attn --source" in text

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
+from hookline.cli.check import check
+from hookline.cli.completion import completion
 from hookline.cli.failing import explained_usage
+from hookline.cli.ls import list_runs
+from hookline.cli.report import report
+from hookline.cli.run import run_script
+from hookline.cli.show import show
 from hookline.cli.sites import list_sites
+from hookline.cli.starting import StartScript, start
 
 _EPILOG = """\b
 exit codes:
   0  done
-  1  it could not be done: no such name, or the code that was run failed
+  1  it could not be done: no such name, or the code that was run failed;
+     or something was found that is an error
   2  the command line cannot be understood
+  `hookline run` gives the script's own where that is not 0
+
+\b
+examples:
+  hookline run train.py --lr 3e-4      watch a training, and say what goes wrong
+  hookline check train.py              judge its first steps
+  hookline report                      what the newest run came to
+  hookline show blocks.5.attn          the numbers of one site
 """
 
 
 class _Commands(click.Group):
     """A group that tells of mistakes in its use, and in that of its commands, with a hint."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        script = None
+        try:
+            return super().main(*args, **kwargs)
+        except StartScript as found:
+            script = found.run
+        # Out here, what the script raises has nothing of the command line in its context.
+        sys.exit(start(script))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order in which they are added, the first most used
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with explained_usage():
@@ -38,9 +67,10 @@ class _Commands(click.Group):
 @click.option("--traceback", is_flag=True, help="Show where in the code an error comes from.")
 @click.pass_context
 def main(context: click.Context, traceback: bool) -> None:
-    """See and change any value in a PyTorch model, without touching its code."""
+    """See what goes on in a PyTorch training, without touching its code."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-main.add_command(list_sites)
+for _command in (run_script, check, report, show, list_runs, list_sites, completion):
+    main.add_command(_command)
