@@ -16,7 +16,8 @@ HooklineError
 ├── RunExists           (FileExistsError)    a folder that holds a run already
 ├── RunWriteError       (OSError)       a run that cannot be written any more
 ├── NewerRun            (RuntimeError)  a run that a newer hookline wrote
-└── NotRecorded         (LookupError)   a statistic, step, rank or tensor that a run does not hold
+├── NotRecorded         (LookupError)   a statistic, step, rank or tensor that a run does not hold
+└── BadTraining         (RuntimeError)  a finding that a watch was asked to raise
 
 HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
 """
@@ -97,6 +98,15 @@ class NewerRun(HooklineError, RuntimeError):
 
 class NotRecorded(HooklineError, LookupError):
     """Say that a run holds no such statistic, step, rank or tensor, and what it does hold."""
+
+
+class BadTraining(HooklineError, RuntimeError):
+    """Say what is wrong with a training, where a watch was asked to stop it then."""
+
+    def __init__(self, message: str, finding: object = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+        """The finding that is the reason."""
 
 
 class HooklineWarning(UserWarning):

@@ -30,14 +30,17 @@ def format_number(value: float) -> str:
     return str(int(value)) if isinstance(value, numbers.Integral) else f"{value:.3g}"
 
 
-def import_optional(name: str) -> Any:
-    """Import a package that hookline can do without, or say how to install it."""
+def import_optional(name: str, *, extra: str = "") -> Any:
+    """Import a module that hookline can do without, or say which extra installs it."""
+    package = name.partition(".")[0]
     try:
-        return import_module(name)
+        import_module(package)
     except ModuleNotFoundError as error:
+        wanted = f"hookline[{extra or package}]"
         raise ModuleNotFoundError(
-            f'{name} is not installed; install it with: pip install "hookline[{name}]"', name=name
+            f'{package} is not installed; install it with: pip install "{wanted}"', name=package
         ) from error
+    return import_module(name)
 
 
 class Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Loop, batches, compare
 
 import hookline as hl
+from hookline.stats import open_log
 
 pytestmark = pytest.mark.gpu
 
@@ -135,7 +137,9 @@ def test_values_that_wait_are_those_that_flowed() -> None:
         )
 
 
-def test_a_watched_step_does_not_wait_for_the_device() -> None:
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_watched_step_does_not_wait_for_the_device(replay: bool) -> None:
+    """With replay it does, where it means to: to learn whether all is finite."""
     model = Blocks()
     optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
     x = torch.randn(8, 6, 16, device="cuda")
@@ -145,12 +149,14 @@ def test_a_watched_step_does_not_wait_for_the_device() -> None:
         model(x).square().mean().backward()
         optimizer.step()
 
-    with hl.watch(model, sketch_every=2, counts_every=2, moments_every=2) as watched:
+    with hl.watch(model, sketch_every=2, counts_every=2, moments_every=2, replay=replay) as watched:
         for _ in range(5):
             step()
         watched.flush()
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says once that it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(4):
                 step()
@@ -205,3 +211,82 @@ def test_updates_on_a_gpu_are_what_the_optimizer_did() -> None:
         expected = ((new == old) & (grad != 0)).sum() / (grad != 0).sum()
         np.testing.assert_allclose(lost[number], expected.item(), rtol=1e-6)
         np.testing.assert_allclose(ratio[number], (new - old).norm() / old.norm(), rtol=1e-6)
+
+
+class Rooting(nn.Module):
+    """A model on the GPU whose third call takes the root of numbers below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)
+        self.calls = 0
+        self.cuda()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.act(self.fc1(x.cuda()))
+        if self.calls == 3:
+            h = torch.sqrt(-1 - h)
+        out: Tensor = self.fc2(h)
+        return out
+
+
+def step_through(model: nn.Module, count: int = 5) -> None:
+    """Train for some steps."""
+    optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
+    for batch in batches(4, 8, count=count):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_nan_on_the_device_is_traced_to_its_operation() -> None:
+    model = Rooting()
+    with hl.watch(model) as watched:
+        step_through(model)
+    assert (watched.findings[0].site, watched.findings[0].step) == ("/sqrt", 2)
+
+
+def test_a_nan_on_the_device_is_raised_before_the_weights_have_it() -> None:
+    model = Rooting()
+    with pytest.raises(RuntimeError, match="/sqrt"), hl.watch(model, on_finding="raise"):
+        step_through(model)
+    assert all(one.isfinite().all() for one in model.parameters())
+
+
+def test_units_and_losses_on_the_device_are_those_on_the_host() -> None:
+    found = []
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh())
+        with torch.no_grad():
+            model[0].weight[:3] = 0
+            model[0].bias[:3] = -1
+        model.to(device)
+        optimizer = SGD(model.parameters(), lr=0.0)
+        with hl.watch(model, counts_every=1) as watched:
+            for batch in batches(4, 8):
+                optimizer.zero_grad()
+                model(20 * batch.to(device)).square().mean().backward()
+                optimizer.step()
+        stats = [("1", "dead"), ("0.weight:grad", "dead"), ("0", "outlier"), ("3", "saturated")]
+        numbers = [watched.series(site, stat).values for site, stat in stats]
+        found.append([*numbers, watched.scalar("loss").values])
+    for left, right in zip(*found, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4)
+    assert (found[0][0] >= 3).all()
+
+
+def test_a_log_finds_the_rows_that_are_not_finite() -> None:
+    log = open_log("cuda")
+    values = torch.ones(8, 1000, device="cuda")
+    values[2, 7], values[4, 1], values[5, 0] = torch.nan, torch.inf, -torch.inf
+    rows = [log.add(one) for one in values]
+    rows += log.add_together(list(values))
+    assert log.find_bad() == {2: True, 4: False, 10: True, 12: False}
+    assert rows == list(range(16))
+    later = log.add(values[2])
+    assert log.find_bad() == {2: True, 4: False, 10: True, 12: False, later: True}
+    measured = log.take().wait()
+    assert measured.rows[:, 1].tolist() == [0, 0, 1, 0, 0, 0, 0, 0] * 2 + [1]
+    assert log.find_bad() == {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainings import batches
 
 import hookline as hl
-from hookline.runs import StepRecord
+from hookline.runs import SiteFacts, StepRecord
 from hookline.watchers import progress, stepping
 from hookline.watchers.pacing import Pace
 from hookline.watchers.progress import ProgressLine
@@ -200,6 +200,9 @@ def test_the_representation_says_how_it_stands(tmp_path: Path) -> None:
         assert str(tmp_path / "run") in repr(second)
 
 
+SITES = [SiteFacts(number, f"fc{number}:output", "value") for number in range(12)]
+
+
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -211,7 +214,7 @@ def show_steps(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, *, seconds:
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     line = ProgressLine(stream)
     for step in range(5):
-        line.show(StepRecord(step, time.time(), 0.1, {"loss": 2.0 / (step + 1)}, []), 12)
+        line.show(StepRecord(step, time.time(), 0.1, {"loss": 2.0 / (step + 1)}, []), SITES)
         now += seconds
     line.end("done")
 

@@ -43,13 +43,13 @@ def test_a_number_cannot_have_the_name_of_the_runs_own(name: str, tmp_path: Path
     model = Net()
     with hl.watch(model, tmp_path / "run") as watched:
         with pytest.raises(ValueError, match=f"'{name}' is a number that the run keeps"):
-            watched.log(loss=1.0, **{name: 2.0})
+            watched.log(error=1.0, **{name: 2.0})
         watched.log(accuracy=0.5)
         train(model)
     scalars = hl.open_run(tmp_path / "run").scalars
     assert len(set(scalars)) == len(scalars)
     assert {"accuracy", name} <= set(scalars)
-    assert "loss" not in scalars
+    assert "error" not in scalars
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hookline.runs import SiteFacts
 from hookline.stats.rows import derive
 from hookline.watchers.recording import Recorder
 from hookline.watchers.sorting import SiteSorter
+from hookline.watchers.units import UnitCounter
 
 
 def make_recorder(sites: int) -> Recorder:
@@ -26,7 +27,7 @@ def describe(number: int, value: Tensor) -> SiteFacts:
 
 def read_means(recorder: Recorder) -> dict[int, float]:
     """End the step and give the mean of each site."""
-    record = recorder.end_step(0).arrive(SiteSorter())
+    record = recorder.end_step(0).arrive(SiteSorter(), UnitCounter())
     means = {}
     for block in record.blocks:
         for site, mean in zip(block.sites, derive(block.values, "mean"), strict=True):

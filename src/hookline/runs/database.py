@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._errors import RunWriteError, SessionError
-from hookline.runs.schema import create_tables, read_version
+from hookline.runs.schema import VERSION, create_tables, read_version, upgrade_tables
 
 _WAIT = 10.0
 """Seconds to wait for a reader that holds the database up; readers hardly ever do."""
@@ -66,8 +66,11 @@ class Database:
             # and as safe.
             self.connection.execute("PRAGMA journal_mode=WAL")
             self.connection.execute("PRAGMA synchronous=NORMAL")
-            if not self.read_version():
+            version = self.read_version()
+            if not version:
                 create_tables(self.connection)
+            elif version < VERSION:
+                upgrade_tables(self.connection, version)
 
     @property
     def connection(self) -> sqlite3.Connection:

@@ -23,6 +23,9 @@ _IS_COMPRESSED = 0x80
 _UNSIGNED = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _HEAD = 2 * 4
 
+_NARROW = ("sketch", "units")
+"""The kinds that float32 holds as they are."""
+
 
 class Encoded(NamedTuple):
     """Hold the bytes of one block."""
@@ -61,7 +64,7 @@ def encode(kind: str, values: Array) -> Encoded:
     """Write the values of one block."""
     if kind == "rows":
         return _encode_rows(values)
-    if kind == "sketch":
+    if kind in _NARROW:
         return Encoded(np.ascontiguousarray(values, "<f4").tobytes())
     if kind == "counts":
         return Encoded(pack_integers(values))
@@ -76,11 +79,11 @@ def encode(kind: str, values: Array) -> Encoded:
 def decode(kind: str, blocks: Sequence[Encoded], count: int, *, at: Array) -> Array:
     """Read blocks of `count` sites each: the values of the sites at the places `at`.
 
-    Gives [blocks, places, columns], as float32 for sketches and float64 for the rest.
+    Gives [blocks, places, columns], as float32 for sketches and units, float64 for the rest.
     """
     if kind == "rows":
         return _decode_rows(blocks, count, at)
-    if kind == "sketch":
+    if kind in _NARROW:
         width = WIDTHS[kind]
         joined = np.frombuffer(b"".join([block.data for block in blocks]), "<f4")
         return joined.reshape(len(blocks), count, width)[:, at]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hookline._tables import Table
 from hookline.runs.directory import SiteDirectory, Where
 from hookline.runs.measures import MEASURES, WHOLE, blocks_for, compute, is_of_updates, merge
 from hookline.runs.records import WIDTHS, SiteFacts
-from hookline.runs.series import Series, StatMap
+from hookline.runs.series import HistogramMap, Series, StatMap
 from hookline.runs.step_sources import Array, Flags, Floats, Integers, StepIndex, StepSource
 
 _AT_ONCE = 4_000_000
@@ -54,13 +55,18 @@ class History(ABC):
 
     def sites(self, where: Where = None, kind: str | Iterable[str] | None = None) -> Table:
         """List the sites, or those that an address or pattern means."""
-        directory = SiteDirectory(self._sources())
         rows = []
-        for number in directory.select(where, kind):
-            site = directory.facts[number]
+        for site in self.describe_sites(where, kind):
             shape = "x".join(map(str, site.shape))
             rows.append((site.address, site.kind, site.type, shape, site.dtype, site.source))
         return Table(("site", "kind", "type", "shape", "dtype", "source"), rows)
+
+    def describe_sites(
+        self, where: Where = None, kind: str | Iterable[str] | None = None
+    ) -> list[SiteFacts]:
+        """Give all that is known of the sites, or of those that an address or pattern means."""
+        directory = SiteDirectory(self._sources())
+        return [directory.facts[number] for number in directory.select(where, kind)]
 
     def site(self, address: str) -> SiteFacts:
         """Give what is known of one site."""
@@ -99,11 +105,26 @@ class History(ABC):
         rank: int | None = None,
     ) -> StatMap:
         """Read one statistic of many sites over all steps."""
-        _check_stat(stat)
+        return self.maps([stat], where=where, kind=kind, rank=rank)[stat]
+
+    def maps(
+        self,
+        stats: Sequence[str],
+        steps: Integers | None = None,
+        *,
+        where: Where = None,
+        kind: str | Iterable[str] | None = None,
+        rank: int | None = None,
+    ) -> dict[str, StatMap]:
+        """Read several statistics of many sites at once, over all steps or some of `run.steps`."""
+        for stat in stats:
+            _check_stat(stat)
         view = _View(self._sources(), rank)
         sites = view.directory.select(where, kind)
-        values = view.measure([stat], view.steps, sites)[0][stat]
-        return StatMap(view.steps, [view.directory.facts[one].address for one in sites], values.T)
+        chosen = view.steps if steps is None else steps
+        measured, _ = view.measure(stats, chosen, sites)
+        addresses = [view.directory.facts[one].address for one in sites]
+        return {stat: StatMap(chosen, addresses, values.T) for stat, values in measured.items()}
 
     def table(
         self,
@@ -134,6 +155,21 @@ class History(ABC):
         notes = [f"{left_out} more sites were not measured at this step"] if left_out else []
         return Table(("site", "type", *stats), rows, title=f"step {number}", notes=notes)
 
+    def plot(self, what: str | Sequence[str] = "rms", stat: str = "rms", **options: Any) -> Any:
+        """Draw a matplotlib figure of a statistic, a site, or a number of the steps.
+
+            run.plot("rms")                           a map of all values over steps
+            run.plot("rms", kind="gradient")          of their gradients; where= chooses sites
+            run.plot("layers.3.mlp", "absmax")        one site over steps; a list or a pattern too
+            run.plot("loss")                          a number of the steps
+
+        `log` makes the scale logarithmic or linear where the default is wrong, `rank` reads one
+        rank, `ax` draws into axes that are there. Needs `pip install "hookline[plot]"`.
+        """
+        from hookline.runs.plotting import plot_history
+
+        return plot_history(self, what, stat, **options)
+
     def sketch(self, site: str, step: int = -1, *, rank: int = 0) -> Floats:
         """Read the 64 numbers of a site's sketch at one step; ranks see different elements."""
         return self._read_one("sketch", site, step, rank=rank)
@@ -141,6 +177,22 @@ class History(ABC):
     def histogram(self, site: str, step: int = -1, *, rank: int | None = None) -> Integers:
         """Read how many elements of a site have each of the 256 exponents at one step."""
         return self._read_one("histogram", site, step, rank=rank).astype(np.int64)
+
+    def histograms(
+        self,
+        steps: Integers | None = None,
+        *,
+        where: Where = None,
+        kind: str | Iterable[str] | None = None,
+        rank: int | None = None,
+    ) -> HistogramMap:
+        """Read the exponents of many sites at once, over all steps or some of `run.steps`."""
+        view = _View(self._sources(), rank)
+        sites = view.directory.select(where, kind)
+        chosen = view.steps if steps is None else steps
+        counts, is_there = view.read("histogram", chosen, sites)
+        addresses = [view.directory.facts[one].address for one in sites]
+        return HistogramMap(chosen, addresses, counts.swapaxes(0, 1), is_there.T)
 
     def scalar(self, name: str, *, rank: int | None = None) -> Series:
         """Read a number of the steps themselves, such as `loss`; the mean over the ranks.

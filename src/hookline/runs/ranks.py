@@ -23,7 +23,7 @@ import numpy as np
 from hookline.runs.documents import from_json
 from hookline.runs.encoding import Encoded, decode, unpack_integers
 from hookline.runs.records import SiteFacts
-from hookline.runs.schema import read_version
+from hookline.runs.schema import LATER, read_version
 from hookline.runs.step_sources import (
     Array,
     Flags,
@@ -76,7 +76,7 @@ class RankReader:
     def read(self, kind: str, keys: Integers, *, sites: Integers) -> tuple[Array, Flags]:
         """Read one kind of measurement at some steps."""
         values, is_there = make_values(kind, len(keys), len(sites))
-        if not len(keys) or not len(sites):
+        if not len(keys) or not len(sites) or not self._has_blocks(kind):
             return values, is_there
         known, place_of_id = self._read_sites()
         wanted = np.full(len(known) + 1, -1)  # the last for -1: a site that this rank does not have
@@ -98,6 +98,11 @@ class RankReader:
                         here = np.ix_(np.searchsorted(keys, numbers), columns)
                         values[here], is_there[here] = found, True
         return values, is_there
+
+    def _has_blocks(self, kind: str) -> bool:
+        """Tell whether the database has a table for a kind of blocks; an older one may not."""
+        table = "SELECT 1 FROM sqlite_master WHERE name=?"
+        return kind not in LATER or any(self.select(table, (f"block_{kind}",)))
 
     def _decode(
         self, kind: str, blocks: Sequence[tuple[int, Encoded]], count: int, *, at: Array

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 SITE_KINDS = ("value", "gradient", "parameter", "parameter gradient", "update", "moment")
 """What a site can be."""
 
-WIDTHS = {"rows": len(COLUMNS), "sketch": 64, "counts": 3, "histogram": 256, "updates": 3}
+WIDTHS = {
+    "rows": len(COLUMNS),
+    "sketch": 64,
+    "counts": 3,
+    "histogram": 256,
+    "updates": 3,
+    "units": 5,
+}
 """The kinds of blocks, and how many numbers each holds for a site.
 
 rows        the eight statistics of `hookline.stats.rows`
@@ -25,6 +32,8 @@ sketch      64 sums that depend on position
 counts      zeros, tiny, huge
 histogram   elements by exponent
 updates     given, lost, and the norm of the weight before the step
+units       units, dead, window, outlier, saturated: of the channels of a value, or of the rows of
+            a weight's gradient; the last is -1 where nothing can saturate, NaN is not measured
 """
 
 
@@ -100,6 +109,9 @@ class StepRecord:
 
     blocks: Sequence[Block] = ()
     """What was measured of sites, at most one block of each kind."""
+
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the step besides, such as where a NaN comes from; it is not stored."""
 
     def __post_init__(self) -> None:
         kinds = [block.kind for block in self.blocks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import html
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,18 @@ class Run(History):
         reach = f"{len(steps)} steps ({steps[0]} to {steps[-1]})" if len(steps) else "no steps"
         ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
         return f"Run `{self.path}`: {self.status}, {reach}, {len(self.sites())} sites{ranks}"
+
+    def _repr_html_(self) -> str:
+        """Say what it is, for a notebook: how it stands, its findings, its loss."""
+        found = self.findings
+        counts = ", ".join(
+            f"{count} {severity}"
+            for severity in ("error", "warning", "info")
+            if (count := sum(one.get("severity") == severity for one in found))
+        )
+        line = f"<div>{html.escape(repr(self))}</div><div>{counts or 'no findings'}</div>"
+        loss = "loss" in self.scalars and self.scalar("loss")._repr_html_()
+        return f"<div>{line}{loss or ''}</div>"
 
     @property
     def status(self) -> str:

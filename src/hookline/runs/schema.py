@@ -19,7 +19,7 @@ from pathlib import Path
 from hookline._errors import NewerRun
 from hookline.runs.records import WIDTHS
 
-VERSION = 1
+VERSION = 2
 """The version of the tables; grows with every change that an older reader would misread."""
 
 RUN_FILE = "run.json"
@@ -46,11 +46,17 @@ CREATE TABLE dump (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, file TEXT NOT NULL,
     facts TEXT NOT NULL
 );
-""" + "".join(
-    f"CREATE TABLE block_{kind} (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL,"
-    " shared INTEGER, data BLOB NOT NULL, rare BLOB);\n"
-    for kind in WIDTHS
-)
+"""
+
+LATER = {"units": 2}
+"""The kinds of blocks that came later, with the version that they came with."""
+
+
+def _block_table(kind: str) -> str:
+    return (
+        f"CREATE TABLE block_{kind} (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL,"
+        " shared INTEGER, data BLOB NOT NULL, rare BLOB);\n"
+    )
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -78,7 +84,14 @@ def is_run(folder: Path) -> bool:
 
 def create_tables(connection: sqlite3.Connection) -> None:
     """Make the tables of an empty database, all of them or none."""
-    connection.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
+    blocks = "".join(map(_block_table, WIDTHS))
+    connection.executescript(f"BEGIN;{_TABLES}{blocks}PRAGMA user_version={VERSION};COMMIT;")
+
+
+def upgrade_tables(connection: sqlite3.Connection, version: int) -> None:
+    """Add to the tables of an older version what has come since; what is there stays."""
+    new = "".join(_block_table(kind) for kind, since in LATER.items() if since > version)
+    connection.executescript(f"BEGIN;{new}PRAGMA user_version={VERSION};COMMIT;")
 
 
 def read_version(connection: sqlite3.Connection, path: Path) -> int:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hookline._tables import format_number, import_optional
-from hookline.runs.step_sources import Floats, Integers
+from hookline.runs.pictures import draw_line, draw_map
+from hookline.runs.step_sources import Flags, Floats, Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -47,6 +48,10 @@ class Series:
         gaps = f", {missing} more are NaN" if missing else ""
         return f"Series {name}: {len(steps)} steps ({steps[0]} to {steps[-1]}){gaps}; {written}"
 
+    def _repr_html_(self) -> str:
+        """Draw it small, for a notebook."""
+        return draw_line(self.steps, self.values, title=f"{self.address} {self.stat}".strip())
+
     def to_pandas(self) -> Any:
         """Give a pandas Series by step."""
         index = import_optional("pandas").Index(self.steps, name="step")
@@ -69,3 +74,25 @@ class StatMap(NamedTuple):
 
     values: Floats
     """The statistic [sites, steps]; NaN where it was not measured."""
+
+    def _repr_html_(self) -> str:
+        """Draw it small, for a notebook."""
+        title = f"{len(self.addresses)} sites over {len(self.steps)} steps"
+        return draw_map(self.values, title=title)
+
+
+class HistogramMap(NamedTuple):
+    """How many elements of many sites have each exponent, over steps."""
+
+    steps: Integers
+    """The steps."""
+
+    addresses: list[str]
+    """The sites, in the order in which they first ran."""
+
+    counts: Floats
+    """Elements [sites, steps, 256] by exponent; zeros in the first bin, what is not finite in the
+    last."""
+
+    is_there: Flags
+    """Whether there is a histogram [sites, steps]; they are taken in few of the steps."""

@@ -19,7 +19,7 @@ from hookline._errors import UnsupportedTensor
 from hookline.stats import reference
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Measured, Update
 from hookline.stats.preparing import Prepared, flatten, prepare, prepare_update, undisturbed, widen
-from hookline.stats.rows import merge_rows
+from hookline.stats.rows import NAN, POSINF, merge_rows
 
 # A piece has a float64 copy of itself and more; whole rows of the sketch.
 _PIECE = 1 << 22
@@ -176,6 +176,18 @@ class TorchLog:
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
         """Measure some tensors, one after the other."""
         return [self.add(one) for one in tensors]
+
+    def find_bad(self) -> dict[int, bool]:
+        """Give the rows that have a NaN or a positive infinity, and whether it is a NaN."""
+        with self._lock, undisturbed():
+            column = self._sheet.rows
+            rows = column.stack()[:, NAN : POSINF + 1]
+            bad = rows.any(1).nonzero().flatten().tolist()
+            found: dict[int, bool] = {}
+            for one in bad:  # pieces of one tensor share a row
+                number = column.numbers[one]
+                found[number] = found.get(number, False) or bool(rows[one, 0])
+            return found
 
     def take(self) -> _OnItsWay:
         """Hand over everything since the last take and start again from row 0."""

@@ -54,10 +54,12 @@ class CudaTaken:
         numbers = numbers.reshape(-1, PARTIAL_WIDTH)
         step = self._step
         updated = np.array(step.updated, dtype=np.int64)
+        with np.errstate(over="ignore"):
+            narrow = sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32)
         measured = Measured(
             rows=numbers[:, :_WIDTH].copy(),
             sketched=np.array(step.sketched, dtype=np.int64),
-            sketches=sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32),
+            sketches=narrow,
             counted=np.array(step.counted, dtype=np.int64),
             counts=counts.reshape(-1, 3 + BINS)[:, :3].copy(),
             histograms=counts.reshape(-1, 3 + BINS)[:, 3:].astype(np.int64),

@@ -117,6 +117,10 @@ class CpuLog:
         """Measure some tensors, one after the other."""
         return [self.add(one) for one in tensors]
 
+    def find_bad(self) -> dict[int, bool]:
+        """Give the rows that have a NaN or a positive infinity, and which of these."""
+        return self._sheet.find_bad()
+
     def take(self) -> Sheet:
         """Hand over everything since the last take and start again from row 0."""
         with self._lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,7 @@ from hookline.stats.preparing import (
     undisturbed,
     widen,
 )
+from hookline.stats.rows import NAN, POSINF
 
 _MOST_PROGRAMS = 256
 """Partial rows of one tensor: about two programs for each multiprocessor of a large GPU."""
@@ -368,6 +369,18 @@ class CudaLog:
             )
         return rows
 
+    def find_bad(self) -> dict[int, bool]:
+        """Give the rows that have a NaN or a positive infinity, and whether it is a NaN."""
+        with self._lock, self._on_device(), undisturbed():
+            self._merge()
+            rows = torch.cat(self._step.merged)[:, NAN : POSINF + 1]
+            is_bad = rows.any(1)
+            with _allow_waiting():
+                if not is_bad.any().item():  # one number, where all is well
+                    return {}
+                bad = is_bad.nonzero().flatten()
+                return dict(zip(bad.tolist(), (rows[bad, 0] > 0).tolist(), strict=True))
+
     def take(self) -> Taken:
         """Hand over everything since the last take and start again from row 0."""
         with self._lock, self._on_device(), undisturbed():
@@ -427,6 +440,19 @@ class CudaLog:
         self._step.merged.append(rows)
         self._base += self._slot
         self._slot = 0
+
+
+@contextlib.contextmanager
+def _allow_waiting() -> Iterator[None]:
+    """Wait for the device also where somebody looks for who does: this is meant."""
+    mode = torch.cuda.get_sync_debug_mode()
+    if mode:
+        torch.cuda.set_sync_debug_mode(0)
+    try:
+        yield
+    finally:
+        if mode:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 def _is_direct(tensor: Tensor) -> bool:

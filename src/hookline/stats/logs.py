@@ -3,6 +3,7 @@
 A log measures tensors one after the other and hands over what it has: a row for each, and for
 those where it was asked a sketch and counts. `add` is called hundreds of times a training step and
 never waits for a device; what it measured is there only after `take`, when somebody waits for it.
+Whoever cannot wait for that asks `find_bad`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,13 @@ class Log(Protocol):
 
     def add_updates(self, updates: Sequence[Update]) -> list[int]:
         """Measure some updates, for less than one by one where that can be."""
+        ...
+
+    def find_bad(self) -> dict[int, bool]:
+        """Give the rows since the last take that have a NaN or a positive infinity: is it a NaN.
+
+        This waits for the device; a negative infinity alone is what masks are made of.
+        """
         ...
 
     def take(self) -> Taken:

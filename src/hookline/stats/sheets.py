@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Measured
+from hookline.stats.rows import NAN, POSINF
 
 _PAGE_BYTES = 1 << 16
 
@@ -95,10 +96,20 @@ class Sheet:
         self.updated.append(number)
         return self.updates.reserve()
 
-    def wait(self) -> Measured:
-        """Give what was measured, once no other thread is still measuring."""
+    def find_bad(self) -> dict[int, bool]:
+        """Give the rows that have a NaN or a positive infinity, and whether it is a NaN."""
+        self._settle()
+        rows = self.rows.gather()
+        found: list[int] = np.flatnonzero(rows[:, NAN : POSINF + 1].any(axis=1)).tolist()
+        return {one: bool(rows[one, NAN]) for one in found}
+
+    def _settle(self) -> None:
         while self.running:
             time.sleep(1e-5)
+
+    def wait(self) -> Measured:
+        """Give what was measured, once no other thread is still measuring."""
+        self._settle()
         return Measured(
             rows=self.rows.gather(),
             sketched=np.array(self.sketched, dtype=np.int64),

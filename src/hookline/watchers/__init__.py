@@ -1,23 +1,33 @@
-"""Statistics of a model's values over the steps of a training.
+"""Statistics of a model's values over the steps of a training, judged as they come.
 
     watch.py       hl.watch: the steps of a training, from the first to the last
     options.py     what is asked of it, checked
+    choosing.py    what that means for the models at hand
     attaching.py   which sites are listened at, and when
     listening.py   what flows by is measured
+    units.py       channels one by one: dead units, outliers, saturation
     weights.py     parameters, gradients, updates and moments around an optimizer's step
-    clocks.py      when optimizers step
+    clocks.py      when optimizers step, and what backward is called on
+    backwards.py   what tells that weights are stepped by hand
     stepping.py    when a step ends, and what is measured in it
+    turns.py       what is measured more rarely
     recording.py   what was measured in one step, and whose it is
+    harvesting.py  how that becomes the record of the step
     waiting.py     values on a GPU that are measured several in one launch
     sorting.py     rows in the order of their sites
     pacing.py      which steps are watched, and what that costs
     working.py     the thread that takes steps away
-    delivering.py  where they go: memory, the folder, sinks
+    delivering.py  where they go: memory, the folder, sinks, rules
+    findings.py    what rules found, as a list that prints well
+    seeking.py     from a value that is not finite to the operation that made it
+    reacting.py    what is done about a finding
+    guarding.py    what becomes of an error inside hookline
     sinks.py       the numbers of a step for somebody else
     progress.py    a line on the terminal
     describing.py  what a run says about the model
 
-Never changes a value, and never waits for a device or a disk in the training's own thread.
+Never changes a value. Never waits for a disk in the training's own thread, nor for a device but to
+learn, once a step, whether something there is not finite.
 """
 
 from __future__ import annotations

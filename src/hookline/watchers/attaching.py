@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import nn
 
-from hookline._errors import UnsupportedModel
+from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline.addresses import Selector, Site, resolve
 from hookline.addresses.variables import has_forward
 from hookline.hooks.functions import check_leaf
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Session
-from hookline.watchers.listening import CallListener, WatchListener
+from hookline.watchers.listening import CallListener, ReturnListener, WatchListener
 from hookline.watchers.options import Options
 from hookline.watchers.recording import Recorder
 
@@ -24,7 +25,7 @@ Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 def name_models(models: Models) -> dict[str, nn.Module]:
     """Give each model a prefix: none for a single one, its name or its number for several."""
     if isinstance(models, Mapping):
-        return {f"{name}.": model for name, model in models.items()}
+        return {f"{name}." if name else "": model for name, model in models.items()}
     if isinstance(models, nn.Module):
         return {"": models}
     if isinstance(models, Sequence) and models:
@@ -37,6 +38,18 @@ def name_models(models: Models) -> dict[str, nn.Module]:
     )
 
 
+class CallHearer(Protocol):
+    """Whoever wants to know of calls of the models."""
+
+    def on_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
+    ) -> None:
+        """Learn that a call of a model with grad begins."""
+
+    def on_return(self, module: nn.Module, output: Any) -> None:
+        """Learn what a call gave."""
+
+
 class Attachment:
     """The listeners of one watch, put on the models and taken off as steps ask for it."""
 
@@ -46,62 +59,103 @@ class Attachment:
         options: Options,
         recorder: Recorder,
     ) -> None:
+        self._options = options
         self._recorder = recorder
         self._sessions: list[Session] = []
         self._clocks: list[Session] = []
+        self._hearer: CallHearer | None = None
         self.listeners: list[WatchListener] = []
         self.is_attached = False
+        self.left_out: dict[str, str] = {}
+        """Models that came later and are not listened at, with the reason."""
         self._moved: list[str] | None = None
         for prefix, model in models.items():
-            try:
-                clock = Session(model, "the clock of hl.watch")
-            except UnsupportedModel as error:
-                if options.sites is None:
-                    continue  # parameters need no hooks, and optimizers tell of steps
-                raise UnsupportedModel(
-                    f"{error} Or watch its parameters and updates alone: hl.watch(..., sites=None)."
-                ) from None
-            clock.follows_recompute = False
-            self._clocks.append(clock)
+            self._add(prefix, model)
+
+    def _add(self, prefix: str, model: nn.Module) -> None:
+        """Prepare what listens at a model; raise where that cannot be."""
+        options = self._options
+        try:
+            clock = Session(model, "the clock of hl.watch")
+        except UnsupportedModel as error:
             if options.sites is None:
-                continue
+                return  # parameters need no hooks, and optimizers tell of steps
+            raise UnsupportedModel(
+                f"{error} Or watch its parameters and updates alone: hl.watch(..., sites=None)."
+            ) from None
+        clock.follows_recompute = False
+        if options.sites is not None:
             session = Session(model, "hl.watch")
             session.is_reusable = True
             session.follows_recompute = options.gradients
-            assert session.tree is not None
-            found = _choose(session, options.sites, gradients=options.gradients)
-            listeners: dict[object, WatchListener] = {}
-            for site in found:
-                key = (id(site.module), site.port, site.leaf)
-                listener = listeners.get(key)
-                if listener is None:
-                    station = session.station(
-                        site.names, site.module, is_inside=site.port[0] == "@"
-                    )
-                    listener = listeners[key] = WatchListener(
-                        session,
-                        station,
-                        site,
-                        recorder,
-                        prefix=prefix,
-                        with_inference=options.with_inference,
-                    )
-                    session.listen(listener)
-                if site.is_grad:
-                    listener.gradients = True
-                else:
-                    listener.values = True
-            if len(options.strides) > 1:
-                _set_strides(session, listeners.values(), options.strides)
-            self.listeners += listeners.values()
+            self.listeners += self._listen(session, options.sites, prefix)
             self._sessions.append(session)
+            if self.is_attached:
+                session.open()
+        self._clocks.append(clock)
+        self._prepare_clock(clock, prefix)
+        if self._hearer is not None:
+            clock.open()
 
-    def start(self, tell_call: Callable[[], None]) -> None:
+    def _listen(self, session: Session, sites: Selector, prefix: str) -> Iterable[WatchListener]:
+        """Put a listener at each site that is asked for."""
+        assert session.tree is not None
+        options = self._options
+        listeners: dict[object, WatchListener] = {}
+        for site in _choose(session, sites, gradients=options.gradients):
+            key = (id(site.module), site.port, site.leaf)
+            listener = listeners.get(key)
+            if listener is None:
+                station = session.station(site.names, site.module, is_inside=site.port[0] == "@")
+                listener = listeners[key] = WatchListener(
+                    session,
+                    station,
+                    site,
+                    self._recorder,
+                    prefix=prefix,
+                    with_inference=options.with_inference,
+                )
+                session.listen(listener)
+            if site.is_grad:
+                listener.gradients = True
+            else:
+                listener.values = True
+        if len(options.strides) > 1:
+            _set_strides(session, listeners.values(), options.strides)
+        return listeners.values()
+
+    def _prepare_clock(self, clock: Session, prefix: str) -> None:
+        root = clock.stations[0]
+        recorder = self._recorder
+        clock.listen(CallListener(clock, root, recorder, prefix=prefix, tell=self._tell_call))
+        clock.listen(ReturnListener(clock, root, recorder, tell=self._tell_return))
+
+    def _tell_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
+    ) -> None:
+        if self._hearer is not None:
+            self._hearer.on_call(module, args, kwargs, prefix)
+
+    def _tell_return(self, module: nn.Module, output: Any) -> None:
+        if self._hearer is not None:
+            self._hearer.on_return(module, output)
+
+    @property
+    def hears_calls(self) -> bool:
+        """Whether calls of any model can be heard: of one that is compiled they cannot."""
+        return bool(self._clocks)
+
+    def add_later(self, prefix: str, model: nn.Module) -> None:
+        """Listen at a model that has come since; one that cannot be listened at is noted."""
+        try:
+            self._add(prefix, model)
+        except (UnsupportedModel, NoSuchSite) as error:
+            self.left_out[prefix.rstrip(".") or type(model).__name__] = str(error)
+
+    def start(self, hearer: CallHearer) -> None:
         """Notice calls of the models from now on."""
+        self._hearer = hearer
         for clock in self._clocks:
-            root = clock.stations[0]
-            clock.listen(CallListener(clock, root, "input", tell_call))
-            clock.listen(CallListener(clock, root, "output", self._recorder.queue.settle))
             clock.open()
 
     def attach(self) -> None:
@@ -119,9 +173,10 @@ class Attachment:
                 session.close()
 
     def stop(self) -> None:
-        """Take everything away for good."""
+        """Take everything away for good; does nothing the second time."""
         self.detach()
-        self._moved = self._find_moved()
+        if self._moved is None:
+            self._moved = self._find_moved()
         for session in self._sessions:
             session.dispose()
         for clock in self._clocks:
@@ -130,7 +185,7 @@ class Attachment:
     def unheard(self) -> list[str]:
         """Name the sites where nothing has been measured, and those that are not there any more."""
         never = [one.address for one in self.listeners if not one.has_measured]
-        notes = []
+        notes = [f"`{name}` is not listened at: {why}" for name, why in self.left_out.items()]
         if never and len(never) < len(self.listeners):
             notes.append(f"never ran while it was watched: {_list(never)}")
         moved = self._find_moved()

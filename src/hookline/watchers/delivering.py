@@ -1,4 +1,4 @@
-"""Where steps go: into memory, into the run folder, to sinks and to the terminal.
+"""Where steps go: into memory, into the run folder, to sinks, to the rules and to the terminal.
 
 All of it happens in a thread of its own. What fails there ends the writing with one message, and
 never the training.
@@ -13,12 +13,17 @@ from typing import Any
 from torch import Tensor
 
 from hookline._errors import HooklineError
+from hookline.replays import KeptCall
+from hookline.rules import Finding, Judge
 from hookline.runs import RecentSteps, RunWriter, SiteFacts, StepRecord
+from hookline.watchers.guarding import Guard, describe
+from hookline.watchers.harvesting import Harvest
 from hookline.watchers.pacing import Cost
 from hookline.watchers.progress import ProgressLine
-from hookline.watchers.recording import Harvest
+from hookline.watchers.reacting import Reaction
 from hookline.watchers.sinks import Sink, scalars_of
 from hookline.watchers.sorting import SiteSorter
+from hookline.watchers.units import UnitCounter
 from hookline.watchers.working import Worker, say
 
 MOST_WAITING = 200
@@ -35,18 +40,33 @@ class Delivery:
         keep: int,
         sinks: Sequence[Sink],
         progress: ProgressLine | None,
-        on_failure: Callable[[], None],
+        judge: Judge | None,
+        reaction: Reaction,
+        guard: Guard,
     ) -> None:
         self.recent = RecentSteps(keep)
         self.writer = writer
+        self.findings: list[Finding] = []
+        """What rules have found so far."""
+        self.steps = 0
+        """How many steps were brought."""
+        self._judge = judge
+        self._reaction = reaction
+        self._guard = guard
+        self._failures = 0
         self.left_out = 0
         """Steps that were not written because too many waited."""
         self._sinks = list(sinks)
         self._progress = progress
         self._facts: list[SiteFacts] = []
         self._sorter = SiteSorter()
-        self._on_failure = on_failure
-        self._worker = Worker("hookline-watch", self._fail)
+        self._units = UnitCounter()
+        self._worker = Worker("hookline-watch", guard.note)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is the thread that brings steps: it cannot wait for itself."""
+        return self._worker.is_current
 
     def take(self, harvest: Harvest) -> None:
         """Take a step that ended; returns at once."""
@@ -62,6 +82,12 @@ class Delivery:
         writer = self.writer
         if writer is not None:
             self._worker.put(lambda: writer.add_finding(finding))
+
+    def describe(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Keep a small document in the run."""
+        writer = self.writer
+        if writer is not None:
+            self._worker.put(lambda: writer.describe(name, facts))
 
     def dump(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write tensors beside the run."""
@@ -80,6 +106,7 @@ class Delivery:
     def close(self, status: str, cost: Cost, notes: Sequence[str]) -> None:
         """Complete the run, and end the sinks."""
         writer = self.writer
+        self._worker.put(self._judge_end)
         if writer is not None:
 
             def finish() -> None:
@@ -103,14 +130,44 @@ class Delivery:
             self._progress.end(str(cost))
 
     def _bring(self, harvest: Harvest) -> None:
-        record = harvest.arrive(self._sorter)
+        record = harvest.arrive(self._sorter, self._units)
         self._add_sites(harvest.sites)
         self.recent.write(record)
         if self.writer is not None:
             self.writer.write(record)
+        self.steps += 1
         self._send(record)
+        if self._judge is not None:
+            judge, facts = self._judge, self._facts
+            self._take_findings(lambda: judge.see(record, facts), harvest.calls)
         if self._progress is not None:
-            self._progress.show(record, len(self._facts))
+            self._progress.show(record, self._facts, self.findings)
+
+    def _judge_end(self) -> None:
+        if self._judge is not None:
+            self._take_findings(self._judge.end, ())
+
+    def _take_findings(
+        self, judge: Callable[[], Sequence[Finding]], calls: Sequence[KeptCall]
+    ) -> None:
+        """Keep what rules find, and do what was asked for about it."""
+        try:
+            found = judge()
+        except Exception as error:
+            if self._guard.strict:
+                raise
+            self._judge = None  # what is measured is worth keeping without it
+            say(f"steps are not judged any more. {describe(error)}")
+            return
+        assert self._judge is not None
+        for failure in self._judge.failures[self._failures :]:
+            say(failure)
+        self._failures = len(self._judge.failures)
+        for finding in found:
+            self.findings.append(finding)
+            if self.writer is not None:
+                self.writer.add_finding(finding.to_dict())
+            self._reaction.take(finding, calls)
 
     def _add_sites(self, sites: Sequence[SiteFacts]) -> None:
         if sites:
@@ -126,13 +183,6 @@ class Delivery:
             except Exception as error:
                 self._sinks.remove(sink)
                 say(f"`{_name(sink)}` gets no more steps: {type(error).__name__}: {error}")
-
-    def _fail(self, error: BaseException) -> None:
-        self._on_failure()
-        what = (
-            str(error) if isinstance(error, HooklineError) else f"{type(error).__name__}: {error}"
-        )
-        say(f"the watch has stopped and the training goes on. {what}")
 
 
 def _name(sink: Sink) -> str:

@@ -26,6 +26,25 @@ def source_of(module: nn.Module, port: str) -> str:
     return "" if code is None else f"{show_file(code.co_filename)}:{code.co_firstlineno}"
 
 
+class Descriptions:
+    """What a run says about its models, as they come."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Any] = {}
+        self._sources: dict[str, Any] = {}
+
+    def add(self, prefix: str, model: nn.Module) -> None:
+        """Describe a model under its prefix."""
+        self._models[prefix.rstrip(".")] = describe_model(model)
+        self._sources.update(describe_sources(model))
+
+    def documents(self) -> list[tuple[str, dict[str, Any]]]:
+        """Give the documents of the run: name and facts."""
+        models = self._models
+        alone = models.get("") if len(models) == 1 else None
+        return [("model", dict(alone or models)), ("sources", dict(self._sources))]
+
+
 def describe_model(model: nn.Module) -> dict[str, Any]:
     """List the modules with their parameters, as JSON can hold them."""
     tree = ModuleTree(model)

@@ -16,6 +16,7 @@ from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
+from hookline.watchers.units import choose_probe
 
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
@@ -37,6 +38,7 @@ class WatchListener(Listener):
         "_views",
         "every",
         "is_due",
+        "probe",
         "recorder",
         "with_inference",
     )
@@ -59,6 +61,8 @@ class WatchListener(Listener):
             session, station, site.port, site.leaf, values=False, gradients=False, stage=2
         )
         self.recorder = recorder
+        self.probe = choose_probe(station.module) if site.port == "output" else None
+        """What is looked at channel by channel."""
         self.every = 1
         """Which steps it measures: one in so many."""
         self.is_due = True
@@ -75,8 +79,11 @@ class WatchListener(Listener):
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._hears(visit):
-            self._measure(self.port, bind(module, args, kwargs))
+        try:
+            if self._hears(visit):
+                self._measure(self.port, bind(module, args, kwargs))
+        except Exception as error:
+            self.recorder.guard.take(error)
         return args, kwargs
 
     def on_output(
@@ -87,37 +94,52 @@ class WatchListener(Listener):
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        if self._hears(visit):
-            if isinstance(output, Tensor) and self._value_id >= 0:
-                self.recorder.measure(self._value_id, output)
-            else:
-                self._measure(self.port, output)
+        try:
+            if self._hears(visit):
+                if isinstance(output, Tensor) and self._value_id >= 0:
+                    self._measure_output(output)
+                else:
+                    self._measure(self.port, output)
+        except Exception as error:
+            self.recorder.guard.take(error)
         return output
 
     def on_light(self, output: Tensor, *, has_grad: bool) -> None:
         recorder = self.recorder
-        if recorder.tell_begin is not None and has_grad:
-            recorder.tell_begin()
-        if self.is_due and recorder.is_on and (has_grad or self.with_inference):
-            recorder.measure(self._value_id, output)
+        try:
+            if recorder.tell_begin is not None and has_grad:
+                recorder.tell_begin()
+            if self.is_due and recorder.is_on and (has_grad or self.with_inference):
+                self._measure_output(output)
+        except Exception as error:
+            recorder.guard.take(error)
 
     def on_light_gradient(self, grad: Tensor) -> None:
         if self.is_due and self.recorder.is_on:
-            if self._grad_id >= 0:
-                self.recorder.measure(self._grad_id, grad)
-            else:
-                self._measure_one("output", (), grad, is_grad=True)
+            try:
+                if self._grad_id >= 0:
+                    self.recorder.measure(self._grad_id, grad)
+                else:
+                    self._measure_one("output", (), grad, is_grad=True)
+            except Exception as error:
+                self.recorder.guard.take(error)
 
     def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
-        if self._hears(visit):
-            self._measure(port, value)
+        try:
+            if self._hears(visit):
+                self._measure(port, value)
+        except Exception as error:
+            self.recorder.guard.take(error)
         return value
 
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
         if grad is not None and self.is_due and self.recorder.is_on:
-            self._measure_one(port, leaf, grad, is_grad=True)
+            try:
+                self._measure_one(port, leaf, grad, is_grad=True)
+            except Exception as error:
+                self.recorder.guard.take(error)
         return grad
 
     @property
@@ -150,6 +172,13 @@ class WatchListener(Listener):
             self.recorder.tell_begin()
         return self.is_due and self.recorder.is_on and (has_grad or self.with_inference)
 
+    def _measure_output(self, output: Tensor) -> None:
+        """Measure an output that is one tensor, met before."""
+        recorder = self.recorder
+        recorder.measure(self._value_id, output)
+        if self.probe is not None and recorder.units.is_on:
+            recorder.units.look(self._value_id, self.probe, output)
+
     def _measure(self, port: str, tree: Any) -> None:
         leaf = self.leaf
         if leaf:
@@ -172,7 +201,12 @@ class WatchListener(Listener):
                 else:
                     self._value_id = number
                     self.is_light = not self.leaf
-        self.recorder.measure(number, tensor)
+                    if self.probe is not None:
+                        self.recorder.units.meet(number, self.probe, tensor)
+        if number == self._value_id:
+            self._measure_output(tensor)
+        else:
+            self.recorder.measure(number, tensor)
 
     def _meet(self, key: tuple[str, Path, bool], tensor: Tensor) -> int:
         """Number a place that was met for the first time; another thread may do so as well."""
@@ -214,23 +248,52 @@ class WatchListener(Listener):
 
 
 class CallListener(Listener):
-    """Tell that a call of the model begins, or at the other port that it ends."""
+    """Tell that a call of a model with grad begins, and what with."""
 
-    __slots__ = ("tell",)
+    __slots__ = ("prefix", "recorder", "tell")
 
     def __init__(
-        self, session: Session, station: Station, port: str, tell: Callable[[], None]
+        self,
+        session: Session,
+        station: Station,
+        recorder: Recorder,
+        *,
+        prefix: str,
+        tell: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str], None],
     ) -> None:
-        stage = 0 if port == "input" else 2
-        super().__init__(session, station, port, values=True, gradients=False, stage=stage)
+        super().__init__(session, station, "input", values=True, gradients=False, stage=0)
+        self.recorder = recorder
+        self.prefix = prefix
         self.tell = tell
 
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not visit.is_recompute and visit.call.grad_at_start:
-            self.tell()
+        if not visit.is_recompute and visit.call.grad_at_start and not self.recorder.is_deaf:
+            try:
+                if visit.call.depth <= 1:
+                    self.tell(module, args, kwargs, self.prefix)
+            except Exception as error:
+                self.recorder.guard.take(error)
         return args, kwargs
+
+
+class ReturnListener(Listener):
+    """Tell that a call of a model ends, and what it gave."""
+
+    __slots__ = ("recorder", "tell")
+
+    def __init__(
+        self,
+        session: Session,
+        station: Station,
+        recorder: Recorder,
+        *,
+        tell: Callable[[nn.Module, Any], None],
+    ) -> None:
+        super().__init__(session, station, "output", values=True, gradients=False, stage=2)
+        self.recorder = recorder
+        self.tell = tell
 
     def on_output(
         self,
@@ -240,5 +303,10 @@ class CallListener(Listener):
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        self.tell()
+        try:
+            self.recorder.queue.settle()
+            if not visit.is_recompute and not self.recorder.is_deaf:
+                self.tell(module, output)
+        except Exception as error:
+            self.recorder.guard.take(error)
         return output

@@ -10,7 +10,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hookline.addresses import Selector
+from hookline.rules import Rule
 from hookline.stats import Extras
+from hookline.watchers.reacting import CHOICES, OnFinding
 from hookline.watchers.sinks import Sink
 
 
@@ -41,6 +43,21 @@ class Options:
 
     moments_every: int | None
     """One watched step in so many has the optimizers' moments."""
+
+    units_every: int | None = None
+    """One watched step in so many has the channels; None: the first forty, then one in ten."""
+
+    rules: bool | Sequence[Rule] = True
+    """The rules that judge each step: those by default, none, or these."""
+
+    on_finding: OnFinding = "continue"
+    """What is done about a finding."""
+
+    replay: bool = True
+    """Whether a step that goes wrong is repeated to find the operation."""
+
+    strict: bool = False
+    """Whether errors inside hookline are raised."""
 
     budget: float | None
     """The share of the training's time that watching may take."""
@@ -74,10 +91,11 @@ class Options:
         for pattern, stride in self.strides.items():
             if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
                 raise ValueError(f"every={stride!r} for `{pattern}`: give a whole number from 1")
-        for name in ("sketch_every", "counts_every", "moments_every"):
+        for name in ("sketch_every", "counts_every", "moments_every", "units_every"):
             stride = getattr(self, name)
             if stride is not None and (not isinstance(stride, int) or stride < 0):
                 raise ValueError(f"{name}={stride!r}: give a whole number, 0 for never")
+        self._check_judging()
         if self.budget is not None and not (
             isinstance(self.budget, (int, float)) and 0 < self.budget < 10
         ):
@@ -94,6 +112,23 @@ class Options:
         if first is not None and (not isinstance(first, int) or first < 0):
             raise ValueError(f"first_step={first!r}: give the number of a step, from 0")
         self._check_kinds()
+
+    def _check_judging(self) -> None:
+        """Refuse rules that are none, and a reaction that is not known."""
+        if not isinstance(self.rules, bool):
+            if not isinstance(self.rules, Sequence) or isinstance(self.rules, str):
+                raise TypeError(f"rules={self.rules!r}: give True, False, or a list of rules")
+            for rule in self.rules:
+                if not isinstance(rule, Rule):
+                    raise TypeError(
+                        f"rules has {rule!r}: give rules, made of classes that are derived from "
+                        "hl.Rule, such as rules=[MyRule()]"
+                    )
+        if not callable(self.on_finding) and self.on_finding not in CHOICES:
+            raise ValueError(
+                f"on_finding={self.on_finding!r}: give one of {', '.join(map(repr, CHOICES))}, or "
+                "a function that gets the finding"
+            )
 
     def _check_kinds(self) -> None:
         """Refuse what cannot be meant, before it fails far from here."""
@@ -149,11 +184,12 @@ class Options:
 
     def facts(self) -> dict[str, Any]:
         """Write them so that JSON can hold them."""
-        names = ("gradients", "updates", "budget", "with_inference")
-        strides = ("sketch_every", "counts_every", "moments_every")
+        names = ("gradients", "updates", "budget", "with_inference", "replay")
+        strides = ("sketch_every", "counts_every", "moments_every", "units_every")
         return {
             "sites": None if self.sites is None else str(self.sites),
             "every": dict(self.strides),
             "parameters": self.parameters,
+            "rules": self.rules if isinstance(self.rules, bool) else [r.name for r in self.rules],
             **{name: getattr(self, name) for name in (*names, *strides)},
         }

@@ -2,7 +2,7 @@
 
 Values come from hooks, possibly from several threads; each is measured where it is, into a row of
 its device's log, and the row is noted under the site. Nothing waits. When the step ends the rows
-are handed over as a `Harvest`, which another thread turns into a `StepRecord`.
+are handed over as a `Harvest`.
 """
 
 from __future__ import annotations
@@ -15,96 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
-from hookline.runs import Block, SiteFacts, StepRecord
-from hookline.stats import Extras, Log, Taken, Update, open_log
-from hookline.stats.rows import MEAN, derive, scale_rows
-from hookline.watchers.sorting import Event, SiteSorter, UpdateEvent, sort_updates
+from hookline.runs import SiteFacts
+from hookline.stats import Extras, Log, Update, open_log
+from hookline.watchers.guarding import Guard
+from hookline.watchers.harvesting import Harvest
+from hookline.watchers.sorting import Event, UpdateEvent
+from hookline.watchers.units import UnitLog
 from hookline.watchers.waiting import TOGETHER, Queue
 
 MakeFacts = Callable[[int, Tensor], SiteFacts]
 """Say what a site is, given its number and the first value seen there."""
-
-
-@dataclass(slots=True)
-class Harvest:
-    """Everything measured in one step, on its way out of the training thread."""
-
-    step: int
-    """The number of the step."""
-
-    time: float
-    """When it ended, in seconds since 1970."""
-
-    seconds: float
-    """How long it took."""
-
-    taken: dict[Log, Taken]
-    """The rows, by the log they are in; they may still be on their way from a device."""
-
-    events: list[Event]
-    """Which site each row belongs to."""
-
-    updates: list[UpdateEvent]
-    """Update site, the row of the update, the row of the weight before it, their log."""
-
-    unscaled: dict[tuple[int, Log], int]
-    """Rows of gradients that a GradScaler has scaled, with the row of the scale."""
-
-    scale: tuple[int, Log] | None
-    """The row of the factor that is in the gradients of values."""
-
-    gradients: frozenset[int]
-    """The sites that are gradients of values, where there is such a factor."""
-
-    scalars: dict[str, float]
-    """Numbers that are known already."""
-
-    pending: list[tuple[str, int, Log]]
-    """Numbers that are on a device: name and row."""
-
-    sites: list[SiteFacts]
-    """Sites that were met for the first time."""
-
-    def arrive(self, sorter: SiteSorter) -> StepRecord:
-        """Wait for the rows and sort them by site."""
-        measured = {log: taken.wait() for log, taken in self.taken.items()}
-        scalars = dict(self.scalars)
-        for name, row, log in self.pending:
-            scalars[name] = _read_number(measured[log].rows[row : row + 1])
-        for (row, log), scale_row in self.unscaled.items():
-            rows = measured[log].rows
-            scale = rows[scale_row, MEAN]
-            if scale:
-                rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
-        blocks = sorter.sort(self.events, measured)
-        if self.scale is not None:
-            row, log = self.scale
-            blocks = [self._unscale(block, measured[log].rows[row, MEAN]) for block in blocks]
-        if self.updates:
-            blocks.append(sort_updates(self.updates, measured))
-        return StepRecord(self.step, self.time, self.seconds, scalars, blocks)
-
-    def _unscale(self, block: Block, scale: float) -> Block:
-        """Take the factor out of gradients; what was counted is of the values as they flowed."""
-        if block.kind not in ("rows", "sketch") or not scale:
-            return block
-        factors = np.array([1 / scale if site in self.gradients else 1.0 for site in block.sites])
-        if block.kind == "rows":
-            return Block(block.kind, block.sites, scale_rows(block.values, factors))
-        values = (block.values * factors[:, None]).astype(block.values.dtype)
-        return Block(block.kind, block.sites, values)
-
-
-def _read_number(row: Any) -> float:
-    """Give back the one number that a row was measured of."""
-    if derive(row, "posinf")[0]:
-        return float("inf")
-    return float("-inf") if derive(row, "neginf")[0] else float(derive(row, "mean")[0])
 
 
 @dataclass(slots=True)
@@ -117,19 +41,29 @@ class _Step:
     scale: tuple[int, Log] | None = None
     scalars: dict[str, float] = field(default_factory=dict)
     pending: list[tuple[str, int, Log]] = field(default_factory=list)
+    losses: list[tuple[int, Log]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
     sites: list[SiteFacts] = field(default_factory=list)
 
 
 class Recorder:
     """Measure values and remember whose they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         self.is_on = False
         """Whether values are measured now; hooks look here first."""
+        self.guard = Guard(self.give_up, strict=strict)
+        """What hooks hand their errors to."""
+        self.is_deaf = False
+        """Whether calls are not the training's: one of its steps is being repeated."""
+        self.units = UnitLog()
+        """What is looked at channel by channel."""
         self.extras = 0
         """What is measured besides the row, in the step under way; flags of `Extras`."""
         self.facts: list[SiteFacts] = []
         """Every site met so far, by number."""
+        self.has_gradients = False
+        """Whether a gradient of a value was ever measured."""
         self.unmeasured: dict[str, str] = {}
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
@@ -162,7 +96,17 @@ class Recorder:
     @property
     def has_scalars(self) -> bool:
         """Whether a number was noted in the step under way."""
-        return bool(self._step.scalars or self._step.pending)
+        return bool(self._step.scalars or self._step.pending or self._step.losses)
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Hear nothing of what models do inside."""
+        was_on, begin = self.is_on, self.tell_begin
+        self.is_on, self.tell_begin, self.is_deaf = False, None, True
+        try:
+            yield
+        finally:
+            self.is_on, self.tell_begin, self.is_deaf = was_on, begin, False
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -185,6 +129,7 @@ class Recorder:
         with self.lock:
             number = len(self.facts)
             facts = make(number, value)
+            self.has_gradients = self.has_gradients or facts.kind == "gradient"
             self.facts.append(facts)
             self._step.sites.append(facts)
             return number
@@ -294,6 +239,54 @@ class Recorder:
         self._step.scalars[name] = float(value)
         return None
 
+    def add_loss(self, value: Tensor) -> None:
+        """Take what backward is called on as a part of the step's loss; nothing is waited for."""
+        try:
+            log = self.log_for(value.device)
+            self._step.losses.append((log.add(value.detach()), log))
+        except UnsupportedTensor as error:
+            self.unmeasured["loss"] = str(error)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether backward was called in the step under way."""
+        return bool(self._step.losses)
+
+    @property
+    def progress(self) -> int:
+        """A number that grows with every value that is measured in the step."""
+        return len(self._step.events) + self.queue.length
+
+    def drop_losses(self, count: int) -> None:
+        """Forget the latest losses: they turned out to be of something else."""
+        del self._step.losses[len(self._step.losses) - count :]
+
+    def note(self, name: str, fact: Any) -> None:
+        """Note what is known of the step besides its numbers."""
+        self._step.more[name] = fact
+
+    def find_bad(self, *, is_scaled: bool) -> set[str]:
+        """Tell which kinds of sites have a NaN or a positive infinity in the step so far.
+
+        `loss` is one of them. Where a GradScaler has put a factor in, a loss that is infinite may
+        be so because of that, and says nothing. This waits for devices that are not the CPU.
+        """
+        self.queue.settle()
+        step = self._step
+        found: set[str] = set()
+        for log in {log for _, _, log in step.events} | {log for _, log in step.losses}:
+            bad = log.find_bad()
+            if bad:
+                found |= {
+                    self.facts[site].kind
+                    for site, row, where in step.events
+                    if where is log and row in bad
+                }
+                losses = [bad[row] for row, where in step.losses if where is log and row in bad]
+                if any(losses) or (losses and not is_scaled):
+                    found.add("loss")
+        return found
+
     def start_step(self, extras: Extras, *, is_on: bool) -> None:
         """Begin a step; what is measured from now on belongs to it."""
         self.extras = int(extras)  # a plain number: hooks test it again and again
@@ -309,6 +302,7 @@ class Recorder:
         step, self._step = self._step, _Step()
         self._last = None
         used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}
+        used |= {log for _, log in step.losses}
         return Harvest(
             step=number,
             time=time.time(),
@@ -321,5 +315,8 @@ class Recorder:
             gradients=self._gradients() if step.scale is not None else frozenset(),
             scalars=step.scalars,
             pending=step.pending,
+            losses=step.losses,
+            units=self.units.take(),
+            more=step.more,
             sites=step.sites,
         )

@@ -8,20 +8,27 @@ the others nothing is attached.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline._torch import graph_task_id
 from hookline.stats import Extras
 from hookline.watchers.attaching import Attachment
+from hookline.watchers.backwards import Backwards
+from hookline.watchers.delivering import Delivery
 from hookline.watchers.pacing import Pace
-from hookline.watchers.recording import Harvest, Recorder
+from hookline.watchers.reacting import Reaction
+from hookline.watchers.recording import Recorder
+from hookline.watchers.seeking import OF_BACKWARD, OF_STEPS, Seeker
+from hookline.watchers.turns import Turns
 from hookline.watchers.weights import Weights
 
 
@@ -35,10 +42,11 @@ class Steps:
         pace: Pace,
         *,
         first: int,
-        extras_every: Mapping[Extras, int | None],
-        moments_every: int | None,
+        turns: Turns,
         optimizers: Sequence[Optimizer] | None,
-        deliver: Callable[[Harvest], None],
+        seeker: Seeker,
+        reaction: Reaction,
+        delivery: Delivery,
         abandon: Callable[[], None],
     ) -> None:
         self.number = first
@@ -49,26 +57,33 @@ class Steps:
         self._weights = weights
         self._pace = pace
         self._attachment: Attachment | None = None
-        self._extras_every = extras_every
-        self._moments_every = moments_every
+        self._turns = turns
         self._counted = None if optimizers is None else [weakref.ref(one) for one in optimizers]
-        self._deliver = deliver
+        self._seeker = seeker
+        self._reaction = reaction
+        self._delivery = delivery
         self._abandon = abandon
+        self._backwards = Backwards()
         self._stepped: list[weakref.ref[Optimizer]] = []
         """The optimizers that have stepped in the step under way."""
+        self.is_complete = False
+        """Whether an optimizer has stepped in the step under way, or what stands for it."""
+        self._has_call = False
+        self._is_scaled = False
+        """Whether the gradients of the step under way have the factor of a GradScaler."""
+        self._new_losses = (0, 0)
+        """How many losses the backward under way has, and what was measured before it."""
+        self._was_bad = False
+        """Whether something was not finite before."""
+        self._bad_loss: float | None = None
+        """A loss that is not finite, of a step that is not watched."""
         self._with_closure: weakref.ref[Optimizer] | None = None
+        self._is_in_closure = False
+        """Whether an optimizer is under way that calls the model itself."""
         self._is_due = False
         self._is_next_due: bool | None = None
-        self._watched = 0
-        self._since_extras = 0
-        """Watched steps since the last that had the extras whose stride is left to the pace."""
         self._began = 0.0
         self._process = os.getpid()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether an optimizer has stepped in the step under way."""
-        return bool(self._stepped)
 
     @property
     def is_here(self) -> bool:
@@ -84,9 +99,12 @@ class Steps:
 
     def stop(self) -> None:
         """End the last step, also one that is not complete, and measure nothing more."""
-        if self._stepped or self._recorder.has_events or self._recorder.has_scalars:
-            self._end(is_partial=not self._stepped)
+        if self.is_complete or self._recorder.has_events or self._recorder.has_scalars:
+            if not self.is_complete and self.is_running:
+                self._look_for_bad()
+            self._end(is_partial=not self.is_complete)
         self._recorder.is_on = self.is_running = False
+        self._seeker.drop()
 
     # What the clock tells.
 
@@ -94,80 +112,218 @@ class Steps:
         """Measure the weights and gradients of an optimizer that is about to step."""
         if not self._is_ours(optimizer):
             return
+        self._raise_waiting()
         self._begin_if_again(optimizer)
         self._with_closure = weakref.ref(optimizer) if has_closure else None
         if self._recorder.is_on:
             with self._recorder.timed(), torch.no_grad():
                 self._weights.before(optimizer, has_closure=has_closure)
+        self._is_in_closure = has_closure
+        if not has_closure:
+            self._check_values()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Measure what the step changed, and look ahead."""
+        self._is_in_closure = False
         if not self._is_ours(optimizer):
             return
+        had_closure = self._with_closure is not None and self._with_closure() is optimizer
         if self._recorder.is_on:
-            had_closure = self._with_closure is not None and self._with_closure() is optimizer
-            moments = self._is_turn(self._moments_every)
+            moments = self._turns.is_due(self._turns.moments)
             with self._recorder.timed(), torch.no_grad():
                 self._weights.after(optimizer, has_closure=had_closure, moments=moments)
         self._note_step(optimizer)
+        if had_closure:
+            self._check_values()
 
     def skipped_step(self, optimizer: Optimizer) -> None:
         """Count a step that a gradient scaler left out; its gradients are worth seeing."""
         if not self._is_ours(optimizer):
             return
+        self._raise_waiting()
         self._begin_if_again(optimizer)
         if self._recorder.is_on:
             with self._recorder.timed(), torch.no_grad():
                 self._weights.skipped(optimizer)
         self._note_step(optimizer)
+        self._check_values()
 
     def note_scale(self, optimizer: Optimizer, scale: Tensor) -> None:
         """Learn the factor that a gradient scaler has put into the gradients of this step."""
         if not self._is_ours(optimizer):
             return
         self._begin_if_again(optimizer)
+        self._is_scaled = True
         if self._recorder.is_on:
             self._recorder.scale_gradients(scale)
 
-    def on_call(self) -> None:
-        """Learn that a call of a model, or of a part of it, begins."""
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """Take what backward is called on as the loss, where a watched model ran before it."""
+        recorder = self._recorder
+        if self.is_paused or not self._is_our_backward:
+            return
+        assert self._attachment is not None
+        if self.is_complete and not self._attachment.hears_calls:
+            self.advance()  # no call could tell that the next step has begun
+        with torch._C.DisableTorchFunction():  # no mode is to see that
+            if recorder.is_on:
+                # A closure may be called again and again; the first time is the step's.
+                if not self._is_in_closure or not recorder.has_losses:
+                    with recorder.timed():
+                        for one in losses:
+                            recorder.add_loss(one)
+                    self._new_losses = len(losses), recorder.progress
+            elif self._is_looking:
+                numbers = [one.detach().item() for one in losses if one.device.type == "cpu"]
+                bad = [one for one in numbers if not math.isfinite(one)]
+                self._bad_loss = bad[0] if bad else self._bad_loss
+
+    def after_backward(self) -> None:
+        """Learn that a backward pass is over: where no optimizer ever steps, so is the step."""
+        recorder = self._recorder
+        if not self._is_our_backward:
+            return
+        count, before = self._new_losses
+        self._new_losses = 0, 0
+        if count and recorder.has_gradients and recorder.progress == before:
+            recorder.drop_losses(count)  # it went past every watched value: not our loss
+            return
+        self._backwards.note_backward()
+        if self._is_in_closure:
+            self._check_values()  # the weights change as soon as the closure returns
+        elif self._backwards.is_by_hand:
+            self._check_values()
+            self._complete()
+
+    @property
+    def _is_our_backward(self) -> bool:
+        """Whether a watched model ran in this step; where nobody can know, whether there is one."""
+        if not self.is_running or not self.is_here or self._recorder.is_deaf:
+            return False
+        assert self._attachment is not None
+        is_heard = self._has_call or self._recorder.has_events
+        return is_heard or not self._attachment.hears_calls
+
+    # What the models tell.
+
+    def on_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
+    ) -> None:
+        """Learn that a call of a model begins, or of a part of it by itself."""
+        if self._backwards.turns_by_hand(self._weights.parameters):
+            self.is_complete = True
+        self.begin_if_due()
+        if self.is_running and self.is_here:
+            self._has_call = True
+            with self._recorder.timed():
+                self._seeker.keep(module, args, kwargs, prefix)
+
+    def on_return(self, module: nn.Module, output: Any) -> None:
+        """Learn what it gave."""
+        if self.is_running and self.is_here:
+            self._seeker.note_output(module, output)
+
+    def begin_if_due(self) -> None:
+        """Begin the next step where this one is complete: a model, or a part of it, is called."""
         if not self.is_running or not self.is_here:
             return
         if self._recorder.has_given_up:
             self.is_running = False
             self._abandon()
-        elif self._stepped:
+            self._recorder.guard.raise_failure()
+        elif self.is_complete:
             self.advance()
+            if self._backwards.is_by_hand:
+                self._raise_waiting()
+        elif self._backwards.has_idle_calls:
+            self._backwards.note_step(is_told=False)
+            self.advance(is_partial=True)
 
     def _begin_if_again(self, optimizer: Optimizer) -> None:
         if any(one() is optimizer for one in self._stepped):
             self.advance()
 
     def _note_step(self, optimizer: Optimizer) -> None:
+        self._backwards.note_step(is_told=True)
         if self._counted is not None and not any(one() is optimizer for one in self._counted):
             return
         self._stepped.append(weakref.ref(optimizer))
-        # Whatever is called next begins the step: the model, or a part of it by itself.
-        self._recorder.tell_begin = self.on_call
+        self._complete()
+
+    def _complete(self) -> None:
+        """Let whatever is called next begin the step: the model, or a part of it by itself."""
+        self.is_complete = True
+        self._recorder.tell_begin = self.begin_if_due
         if graph_task_id() != -1:  # it steps inside the backward, which is not over
             return
         if self._is_next_due is None:
             self._is_next_due = self._pace.is_due(self.number + 1)
             self._attach(self._is_next_due)
 
+    # Values that are not finite.
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._seeker.is_seeking or (self._reaction.raises and not self._was_bad)
+
+    def _look_for_bad(self) -> bool:
+        """Look for what is not finite in the step so far, and for the operation that made it."""
+        recorder = self._recorder
+        if not self._is_looking:
+            return False
+        with recorder.timed():
+            kinds: set[str] = set()
+            if recorder.is_on:
+                kinds = recorder.find_bad(is_scaled=self._is_scaled) - OF_STEPS
+            elif self._bad_loss is not None and not (
+                self._is_scaled and math.isinf(self._bad_loss)
+            ):
+                kinds.add("loss")
+                recorder.add_scalar("loss", self._bad_loss)
+                self._bad_loss = None
+            if self._is_scaled:  # a scaler is there to let gradients overflow now and then
+                kinds -= OF_BACKWARD
+            if not kinds:
+                return False
+            self._was_bad = True
+            if self._seeker.is_seeking:
+                origin = self._seeker.seek(kinds)
+                if origin is not None:
+                    recorder.note("origin", origin.to_dict())
+        return True
+
+    def _check_values(self) -> None:
+        """Where something is not finite and findings are to be raised, judge at once and raise."""
+        if self._look_for_bad() and self._reaction.raises:
+            self.advance(is_partial=not self.is_complete)
+            self._delivery.flush()
+            self._raise_waiting()
+
+    def _raise_waiting(self) -> None:
+        """Raise what other threads found, if that was asked for."""
+        self._recorder.guard.raise_failure()
+        self._reaction.raise_waiting()
+
     def _is_ours(self, optimizer: Optimizer) -> bool:
         return self.is_running and self.is_here and self._weights.owns_any(optimizer)
 
     # Steps.
 
-    def advance(self) -> None:
+    def advance(self, *, is_partial: bool = False) -> None:
         """End the step under way and begin the next."""
         if not self.is_running:
             return
-        self._end()
+        self._end(is_partial=is_partial)
         self.number += 1
         due = self._is_next_due
         self._begin(self._pace.is_due(self.number) if due is None else due)
+
+    def end_by_hand(self) -> None:
+        """End the step under way because the user says so."""
+        self._backwards.note_step(is_told=True)
+        self._check_values()
+        self.advance()
+        self._raise_waiting()
 
     def pause(self) -> None:
         """Measure nothing until `resume`."""
@@ -183,16 +339,20 @@ class Steps:
 
     def _begin(self, is_due: bool) -> None:
         assert self._attachment is not None
+        recorder = self._recorder
         self._stepped.clear()
-        self._recorder.tell_begin = None
+        self._seeker.drop()
+        recorder.tell_begin = None
+        self.is_complete = self._has_call = self._is_scaled = self._is_in_closure = False
+        self._bad_loss = None
         self._is_due = is_due
         self._is_next_due = None
         self._weights.begin_step(self.number)
-        extras = Extras(0)
-        for extra, stride in self._extras_every.items():
-            if self._is_turn(stride):
-                extras |= extra
-        self._recorder.start_step(extras, is_on=is_due and not self.is_paused)
+        is_on = is_due and not self.is_paused
+        extras = self._turns.extras
+        recorder.start_step(extras, is_on=is_on)
+        recorder.units.is_on = is_on and self._turns.has_units
+        recorder.units.with_outliers = bool(extras & Extras.COUNTS)
         self._attachment.begin_step(self.number)
         self._attach(is_due)
 
@@ -204,11 +364,6 @@ class Steps:
         else:
             self._attachment.detach()
 
-    def _is_turn(self, stride: int | None) -> bool:
-        if stride is None:
-            return self._since_extras == 0
-        return stride > 0 and self._watched % stride == 0
-
     def _end(self, *, is_partial: bool = False) -> None:
         recorder = self._recorder
         now = time.perf_counter()
@@ -218,13 +373,15 @@ class Steps:
         else:
             self._pace.add(
                 now - self._began,
-                recorder.own_seconds,
+                recorder.own_seconds + recorder.units.own_seconds,
                 was_watched=was_watched,
                 had_extras=was_watched and bool(recorder.extras),
             )
         if was_watched or recorder.has_scalars:
-            self._deliver(recorder.end_step(self.number))
-        self._watched += was_watched
+            harvest = recorder.end_step(self.number)
+            if self._reaction.wants_calls:
+                harvest.calls = self._seeker.calls
+            self._delivery.take(harvest)
         if was_watched:
-            self._since_extras = (self._since_extras + 1) % self._pace.extra_stride
+            self._turns.pass_on(self._pace.extra_stride)
         self._began = now

@@ -46,6 +46,11 @@ class Queue:
         self._stream: tuple[int, int] = (-1, -1)
         self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=_LOOK_BACK)
 
+    @property
+    def length(self) -> int:
+        """How many values wait."""
+        return len(self._waiting)
+
     def take(self, site: int, value: Tensor) -> bool:
         """Let a value wait; false where it must be measured at once."""
         recorder = self._recorder()

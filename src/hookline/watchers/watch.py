@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import html
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,19 +18,26 @@ from torch.optim import Optimizer
 
 from hookline._errors import NoSuchSite, NotRecorded, RunWriteError, SessionError
 from hookline._tables import Table
-from hookline.addresses import ModuleTree, Selector, resolve
+from hookline.addresses import Selector
+from hookline.replays import Origin
+from hookline.rules import Judge, Rule, say_verdict
 from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
 from hookline.watchers.attaching import Attachment, Models, name_models
+from hookline.watchers.choosing import choose_all, list_rules
 from hookline.watchers.clocks import Clock
 from hookline.watchers.delivering import Delivery
-from hookline.watchers.describing import describe_model, describe_sources
+from hookline.watchers.describing import Descriptions
+from hookline.watchers.findings import Findings
 from hookline.watchers.options import Options
 from hookline.watchers.pacing import Cost, Pace
 from hookline.watchers.progress import ProgressLine
+from hookline.watchers.reacting import OnFinding, Reaction
 from hookline.watchers.recording import Recorder
+from hookline.watchers.seeking import Seeker
 from hookline.watchers.sinks import Sink
 from hookline.watchers.stepping import Steps
-from hookline.watchers.weights import Weights, choose_parameters
+from hookline.watchers.turns import Turns
+from hookline.watchers.weights import Weights
 from hookline.watchers.working import say
 
 _open_watches: set[Watch] = set()
@@ -48,6 +56,7 @@ def watch(
     sketch_every: int | None = None,
     counts_every: int | None = None,
     moments_every: int | None = None,
+    units_every: int | None = None,
     budget: float | None = None,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     with_inference: bool = False,
@@ -56,8 +65,12 @@ def watch(
     keep: int = 100,
     to: Sink | Sequence[Sink] = (),
     progress: bool = False,
+    rules: bool | Rule | Sequence[Rule] = True,
+    on_finding: OnFinding = "continue",
+    replay: bool = True,
+    strict: bool = False,
 ) -> Watch:
-    """Measure every value of a model while it trains, into a run folder or in memory.
+    """Measure every value of a model while it trains, judge it, and say what is wrong.
 
         with hl.watch(model, "runs/a") as w:
             train()
@@ -71,7 +84,8 @@ def watch(
     Some is taken in one watched step of `sketch_every`, `counts_every` and `moments_every` alone:
     a sketch of each value; the counts of zeros, tiny and huge elements with the exponent
     histogram; the optimizers' moments. 0 means never, None one step in ten, or fewer where that
-    would cost more than two percent.
+    would cost more than two percent. `units_every` is the same for single channels; None looks at
+    them in the first forty watched steps and then in one of ten.
 
     `every` is a stride, or strides by pattern, of which the last that matches counts:
     `{"**": 10, "head": 1}`. `budget=0.03` watches as
@@ -80,6 +94,13 @@ def watch(
     models come as a list or a dict. Without `run_dir` the latest `keep` steps stay in memory.
     `resume` goes on in a folder that holds a run, with the step after its last or `first_step`.
     `to` are functions that get the scalars of each step.
+
+    Each step is judged by `rules`: all that are registered, or those given. `w.findings` has what
+    they find and `w.verdict` says it in a sentence. `on_finding` is `"continue"`, `"raise"` (an
+    error among them raises `hl.BadTraining` in the training), `"dump"` (the batch is kept in the
+    run), or a function. With `replay`, a step in which something is not finite is run again to find
+    the operation that made it. An error inside hookline ends the watch and not the training, unless
+    it is `strict`.
     """
     options = Options(
         sites=sites,
@@ -90,6 +111,7 @@ def watch(
         sketch_every=sketch_every,
         counts_every=counts_every,
         moments_every=moments_every,
+        units_every=units_every,
         budget=budget,
         optimizers=[optimizers] if isinstance(optimizers, Optimizer) else optimizers,
         with_inference=with_inference,
@@ -98,6 +120,10 @@ def watch(
         keep=keep,
         to=[to] if callable(to) else to,
         progress=progress,
+        rules=[rules] if isinstance(rules, Rule) else rules,
+        on_finding=on_finding,
+        replay=replay,
+        strict=strict,
     )
     return Watch(name_models(model), None if run_dir is None else Path(run_dir), options)
 
@@ -112,43 +138,59 @@ class Watch:
         """The run folder; None where steps are kept in memory only."""
         self.is_open = True
         """Whether it still measures."""
-        self._recorder = Recorder()
+        self._options = options
+        self._recorder = Recorder(strict=options.strict)
         self._attachment = Attachment(models, options, self._recorder)
-        self._with_inference = options.with_inference
         self._pace = Pace(options.stride, options.budget)
-        is_wanted = _choose_parameters(models, options)
-        writer, first_step = self._make_writer(models, options)
+        self._is_wanted = choose_all(models, options)
+        self._descriptions = Descriptions()
+        for prefix, model in models.items():
+            self._descriptions.add(prefix, model)
+        writer, first_step = self._make_writer(options)
+        rank = _rank()[0]
+        self._reaction = Reaction(options.on_finding, None if writer is None else writer.dump)
         self._delivery = Delivery(
             writer,
             keep=options.keep,
             sinks=options.to,
             progress=ProgressLine() if options.progress else None,
-            on_failure=self._recorder.give_up,
+            judge=None if options.rules is False else Judge(list_rules(options), rank=rank),
+            reaction=self._reaction,
+            guard=self._recorder.guard,
         )
-        named = [(prefix, model, is_wanted) for prefix, model in models.items()]
+        named = [(prefix, model, self._is_wanted) for prefix, model in models.items()]
+        self._weights = Weights(
+            self._recorder, named, updates=options.updates, strides=options.strides
+        )
+        self._seeker = Seeker(
+            self._recorder,
+            is_wanted=options.replay and options.rules is not False,
+            is_kept=self._reaction.wants_calls,
+        )
         self._steps = Steps(
             self._recorder,
-            Weights(self._recorder, named, updates=options.updates, strides=options.strides),
+            self._weights,
             self._pace,
             first=first_step,
-            extras_every=options.extras_every,
-            moments_every=options.moments_every,
+            turns=Turns(
+                options.extras_every, moments=options.moments_every, units=options.units_every
+            ),
             optimizers=options.optimizers,
-            deliver=self._delivery.take,
+            seeker=self._seeker,
+            reaction=self._reaction,
+            delivery=self._delivery,
             abandon=self._let_go,
         )
-        self._clock = Clock(self._steps)
+        self._clock = Clock(self._steps, self._recorder.guard)
         if self._recorder.has_given_up:
             self.close("failed")
             return
         self._clock.start()
-        self._attachment.start(self._steps.on_call)
+        self._attachment.start(self._steps)
         self._steps.start(self._attachment)
         _open_watches.add(self)
 
-    def _make_writer(
-        self, models: Mapping[str, nn.Module], options: Options
-    ) -> tuple[RunWriter | None, int]:
+    def _make_writer(self, options: Options) -> tuple[RunWriter | None, int]:
         """Open the run folder, and say which step comes first."""
         first = options.first_step or 0
         if self.folder is None:
@@ -157,20 +199,64 @@ class Watch:
         try:
             writer = RunWriter(self.folder, rank=rank, world=world, resume=options.resume)
             writer.describe("environment", describe_environment())
-            facts = {prefix.rstrip("."): describe_model(one) for prefix, one in models.items()}
-            writer.describe("model", facts.get("", facts))
             writer.describe("watch", options.facts())
-            sources: dict[str, Any] = {}
-            for model in models.values():
-                sources.update(describe_sources(model))
-            writer.describe("sources", sources)
+            for name, facts in self._descriptions.documents():
+                writer.describe(name, facts)
         except RunWriteError as error:
+            if options.strict:
+                raise
             self._recorder.give_up()
             say(f"nothing is watched, and the training goes on. {error}")
             return None, first
         if options.first_step is None and writer.last_step is not None:
             first = writer.last_step + 1
         return writer, first
+
+    def add_model(self, model: nn.Module, name: str) -> None:
+        """Watch another model from now on; `name` comes first in its addresses, "" for none."""
+        self._check_open()
+        if not self.is_open or self._recorder.has_given_up:
+            return
+        try:
+            prefix = f"{name}." if name else ""
+            self._attachment.add_later(prefix, model)
+            self._weights.add((prefix, model, self._is_wanted))
+            self._descriptions.add(prefix, model)
+            for document, facts in self._descriptions.documents():
+                self._delivery.describe(document, facts)
+        except Exception as error:
+            self._recorder.guard.take(error)
+
+    def note_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, prefix: str = ""
+    ) -> None:
+        """Learn of a call of a part by itself, so that it can be repeated if it goes wrong."""
+        if self.is_open and torch.is_grad_enabled() and not self._recorder.is_deaf:
+            try:
+                self._steps.on_call(module, args, kwargs, prefix)
+            except Exception as error:
+                self._recorder.guard.take(error)
+
+    @property
+    def origin_seekers(self) -> list[Callable[[], Origin | None]]:
+        """Who is asked for the origin of a non-finite value where no kept call shows it."""
+        return self._seeker.others
+
+    @property
+    def findings(self) -> Findings:
+        """What rules have found so far, in the order in which they found it."""
+        self.flush()
+        return Findings(self._delivery.findings)
+
+    @property
+    def verdict(self) -> str:
+        """Say in one sentence how the training stands."""
+        self.flush()
+        if self._options.rules is False:
+            return "Nothing was judged: rules=False."
+        return say_verdict(
+            self._delivery.findings, steps=self._delivery.steps, sites=len(self._recorder.facts)
+        )
 
     @property
     def step_number(self) -> int:
@@ -180,7 +266,10 @@ class Watch:
     def step(self) -> None:
         """End the step under way: for loops without an optimizer of torch's."""
         self._check_open()
-        self._steps.advance()
+        try:
+            self._steps.end_by_hand()
+        except Exception as error:
+            self._recorder.guard.take(error)
 
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of the step under way, such as the loss; a tensor is not waited for."""
@@ -207,6 +296,8 @@ class Watch:
 
     def flush(self) -> None:
         """Wait until every step that has ended is kept, on disk where there is a folder."""
+        if self._delivery.is_own_thread:  # somebody who is told of a step looks back
+            return
         if self.is_open and self._steps.is_complete and self._steps.is_here:
             self._steps.advance()
         self._delivery.flush()
@@ -246,14 +337,16 @@ class Watch:
         listeners = self._attachment.listeners
         if not listeners or any(one.has_measured for one in listeners):
             return ""
-        heard = "call" if self._with_inference else "call with grad"
+        heard = "call" if self._options.with_inference else "call with grad"
         why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
-        if not self._with_inference:
+        if not self._options.with_inference:
             why += " (calls without grad are measured with `with_inference=True` alone)"
         return f"{why}; a model compiled since the watch began shows nothing of its inside"
 
     def _catch_up(self) -> None:
         self.flush()
+        if self._delivery.is_own_thread:
+            return
         is_first = not len(self._delivery.recent.steps)
         if is_first and self.is_open and self._recorder.has_events and self._steps.is_here:
             self._steps.advance()  # nothing has ever stepped: what there is so far is the step
@@ -299,8 +392,11 @@ class Watch:
         if not self._steps.is_here:
             return
         notes = self.notes
-        self._let_go()
-        self._steps.stop()
+        for end in (self._let_go, self._steps.stop):
+            try:
+                end()
+            except Exception as error:
+                self._recorder.guard.note(error)
         self._delivery.close(status, self.cost, notes)
 
     def _let_go(self) -> None:
@@ -318,6 +414,9 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         self.close(name_ending(error))
+        if error is None:
+            self._recorder.guard.raise_failure()
+            self._reaction.raise_waiting()
 
     def _check_open(self) -> None:
         if not self.is_open and not self._recorder.has_given_up:
@@ -327,7 +426,15 @@ class Watch:
         state = "open" if self.is_open else "closed"
         where = "in memory" if self.folder is None else str(self.folder)
         sites = len(self._recorder.facts)
-        return f"<hl.watch {where}, {state}, step {self.step_number}, {sites} sites>"
+        found = len(self._delivery.findings)
+        findings = f", {found} finding{'' if found == 1 else 's'}" if found else ""
+        return f"<hl.watch {where}, {state}, step {self.step_number}, {sites} sites{findings}>"
+
+    def _repr_html_(self) -> str:
+        """Show how the training stands, in a notebook."""
+        table = Findings(self._delivery.findings).table()
+        rows = table._repr_html_() if len(table) else ""
+        return f"<p>{html.escape(self.verdict)}</p>{rows}"
 
 
 class Pause:
@@ -342,30 +449,6 @@ class Pause:
     def __exit__(self, *exception: object) -> None:
         if self._paused.is_open:
             self._paused.resume()
-
-
-def _choose_parameters(
-    models: Mapping[str, nn.Module], options: Options
-) -> Callable[[str], object]:
-    """Make what tells whether a parameter is watched; raise where a pattern names none."""
-    if options.sites is None:
-        _check_strides(models, options.strides)
-    tests = [choose_parameters(models, pattern) for pattern in options.parameter_patterns]
-    return lambda name: any(test(name) for test in tests)
-
-
-def _check_strides(models: Mapping[str, nn.Module], strides: Mapping[str, int]) -> None:
-    """Raise where the pattern of a stride names nothing in any model."""
-    trees = [ModuleTree(model) for model in models.values()]
-    for pattern in strides:
-        errors = []
-        for tree in trees:
-            try:
-                resolve(tree, pattern)
-            except NoSuchSite as error:
-                errors.append(error)
-        if len(errors) == len(trees):
-            raise errors[0]
 
 
 def _rank() -> tuple[int, int]:

@@ -6,9 +6,8 @@ without the factor of a GradScaler. An update is the difference that the step ma
 
 from __future__ import annotations
 
-import difflib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookline._errors import NoSuchSite
 from hookline.addresses import ModuleTree
 from hookline.addresses.pattern import compile_path, escape
 from hookline.runs import SiteFacts
 from hookline.stats import Log, Update
 from hookline.watchers.recording import Recorder
+from hookline.watchers.units import find_rows
 
 COPY_LIMIT = 1 << 30
 """How many bytes of weights are copied for one step; more weights take turns."""
@@ -52,6 +51,9 @@ class Weight:
     every: int = 1
     """Which steps it is measured in: one in so many."""
 
+    rows: int | None = None
+    """The dimension that goes over the output units; None where there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Own:
@@ -71,27 +73,6 @@ Named = tuple[str, nn.Module, Callable[[str], object]]
 """A model with its prefix, and which names of parameters are watched."""
 
 
-def choose_parameters(
-    models: Mapping[str, nn.Module], pattern: str | None
-) -> Callable[[str], object]:
-    """Make what tells whether a parameter is watched; raise where the pattern names none."""
-    if pattern is None:
-        return lambda name: False
-    is_wanted = compile_path(pattern)
-    trees = [ModuleTree(model) for model in models.values()]
-    names = [name for tree in trees for one in tree.parameters for name in one.names]
-    if names and pattern != "**" and not any(map(is_wanted, names)):
-        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-        if any(is_wanted(name.rpartition(".")[0]) for name in names):
-            near = [f"{pattern}.*"]  # it names modules
-        shown = f" Nearest: {', '.join(f'`{one}`' for one in near)}." if near else ""
-        raise NoSuchSite(
-            f"parameters={pattern!r} matches none of {len(names)} parameters.{shown} "
-            "List them with `dict(model.named_parameters())`."
-        )
-    return is_wanted
-
-
 class Weights:
     """Measure the watched parameters of an optimizer before and after it steps."""
 
@@ -106,7 +87,7 @@ class Weights:
         self._strides = [(compile_path(one), stride) for one, stride in strides.items()]
         self._step = 0
         self._recorder = recorder
-        self._models = models
+        self._models = list(models)
         self._with_updates = updates
         self._known: weakref.WeakKeyDictionary[Optimizer, _Own] = weakref.WeakKeyDictionary()
         self._all: dict[int, Weight] = {}
@@ -118,6 +99,17 @@ class Weights:
         """Of each weight that is copied in this step: the row of its value, and who steps it."""
         self._kept: dict[int, Tensor] = {}
         self._turn = 0
+
+    @property
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters of the watched models, measured or not."""
+        for _, model, _ in self._models:
+            yield from model.parameters()
+
+    def add(self, named: Named) -> None:
+        """Take a model that has come since."""
+        self._models.append(named)
+        self._known.clear()  # an optimizer may have turned out to be ours
 
     def of(self, optimizer: Optimizer) -> list[Weight]:
         """List the watched parameters of an optimizer whose turn it is in this step."""
@@ -151,10 +143,12 @@ class Weights:
                     continue
                 if any(map(wanted, entry.names)):
                     name = prefix + entry.names[0]
-                    kind = type(entry.places[0][0]).__name__
+                    owner, own_name = entry.places[0]
                     module = _above(name)
                     ids = self._ids.setdefault(name, {})
+                    kind = type(owner).__name__
                     weight = Weight(name, entry.parameter, kind, module, ids)
+                    weight.rows = find_rows(owner, own_name)
                     for is_match, stride in self._strides:
                         if any(is_match(one) or is_match(_above(one)) for one in entry.names):
                             weight.every = stride
@@ -231,6 +225,15 @@ class Weights:
             if one.parameter.grad is not None
         ]
         measured = self._measure_all(given)
+        units = self._recorder.units
+        if units.is_on:
+            units.look_at_rows(
+                [
+                    (one.ids["grad"], grad, one.rows)
+                    for one, _, grad in given
+                    if one.rows is not None
+                ]
+            )
         if not isinstance(scale, Tensor):
             return
         for found_row, (_, _, grad) in zip(measured, given, strict=True):

@@ -33,6 +33,11 @@ class Worker:
         return self._process == os.getpid()
 
     @property
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return threading.current_thread() is self._thread
+
+    @property
     def waiting(self) -> int:
         """How many jobs wait, about."""
         return self._jobs.qsize()
@@ -56,10 +61,11 @@ class Worker:
         return done.is_set() and self.failure is None
 
     def stop(self) -> None:
-        """Do what waits, then end the thread."""
+        """Do what waits, then end the thread; from inside it, end after this job."""
         if self.is_here and self._thread.is_alive():
             self._jobs.put(None)
-            self._thread.join()
+            if not self.is_current:
+                self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -1,0 +1,62 @@
+"""Findings folded by root cause, and what they come to in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hookline.rules.findings import SEVERITIES, Finding
+from hookline.rules.linking import is_sign
+from hookline.rules.wording import count_of
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A root cause, and what follows from it."""
+
+    root: Finding
+    """The finding that the others follow from."""
+
+    follows: list[Finding] = field(default_factory=list)
+    """Those that name its site as their cause, in the order of steps."""
+
+
+def fold(findings: Iterable[Finding]) -> list[Group]:
+    """Put findings under the one they follow from: errors first, then by step.
+
+    A group is as bad as the worst in it: a layer that dies because of a learning rate makes that
+    the first to look at.
+    """
+    ordered = sorted(findings, key=lambda one: one.step)
+    roots = {one.site: Group(one) for one in reversed(ordered) if not one.cause}
+    groups = []
+    for one in ordered:
+        home = roots.get(one.cause) if one.cause else None
+        if home is not None:
+            home.follows.append(one)
+        elif roots.get(one.site) is not None and roots[one.site].root is one:
+            groups.append(roots[one.site])
+        else:
+            groups.append(Group(one))
+    return sorted(groups, key=_weigh)
+
+
+def say_verdict(findings: Sequence[Finding], *, steps: int, sites: int) -> str:
+    """Say in one sentence what happened: the worst, and what came before it as a sign."""
+    groups = fold(findings)
+    if not groups:
+        return f"No findings in {count_of(steps, 'step')} of {count_of(sites, 'site')}."
+    root = groups[0].root
+    sentence = root.message
+    signs = [one.root for one in groups[1:] if root.rule == "non-finite" and is_sign(one.root)]
+    if signs:
+        first = min(signs, key=lambda one: one.step)
+        where = f" of {first.site}" if first.site else ""
+        sentence = f"{sentence[:-1]}; the first sign was {first.rule}{where} at step {first.step}."
+    rest = len(groups) - 1 - bool(signs)
+    return f"{sentence} ({count_of(rest, 'more finding')})" if rest else sentence
+
+
+def _weigh(group: Group) -> tuple[int, int, int]:
+    worst = min(SEVERITIES.index(one.severity) for one in (group.root, *group.follows))
+    return worst, SEVERITIES.index(group.root.severity), group.root.step
