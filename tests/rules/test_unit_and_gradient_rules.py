@@ -31,6 +31,16 @@ def test_half_of_the_units_may_be_dead():
     assert dead(0.5) == []
 
 
+def test_units_that_die_while_the_training_learns_are_not_missed():
+    def course(loss):
+        dying = [units("act:output", 0.1 if n < 30 else 0.8) for n in range(60)]
+        return [NETWORK.step(n, units=one, loss=loss(n)) for n, one in enumerate(dying)]
+
+    assert judge(DeadUnits(), NETWORK, course(lambda n: 2.0 * 0.95**n)) == []
+    (finding,) = judge(DeadUnits(), NETWORK, course(lambda n: 2.0))
+    assert finding.step == 30
+
+
 def test_dead_units_need_a_full_window():
     assert dead(1.0, window=19) == []
 

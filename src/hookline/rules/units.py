@@ -11,7 +11,7 @@ from hookline.rules.findings import Finding
 from hookline.rules.roster import Roster
 from hookline.rules.rule import Rule
 from hookline.rules.steps import Step, name_site
-from hookline.rules.windows import Window, grow
+from hookline.rules.windows import LossTrend, Window, grow
 from hookline.rules.wording import say_number, say_others, say_share
 from hookline.runs.step_sources import Flags, Floats, Integers
 
@@ -48,16 +48,22 @@ class DeadUnits(Rule):
         self.window = window
         """A unit is dead that was zero in so many measured steps."""
         self._flows: deque[bool] = deque(maxlen=window)
+        self._trend = LossTrend()
+        self._first: Floats = np.zeros(0)
+        """The shares of the first full window."""
         self._worst = ""
 
     def see(self, step: Step) -> Iterable[Finding]:
         """Look at the activations, and at the rows of weight gradients."""
+        self._trend.add(step.scalars)
         if not step.has("units") or self._worst == "error":
             return
         roster = step.roster
         self._flows.append(bool((step.stat("l2")[roster.is_parameter_gradient] > 0).any()))
         shares = np.where(step.stat("window") >= self.window, step.stat("dead_share"), np.nan)
         shares[step.stat("units") < 8] = np.nan
+        self._first = grow(self._first, len(shares))
+        self._first = np.where(np.isnan(self._first), shares, self._first)
         limit = self._choose_limits(step, shares)
         is_judged = roster.is_value
         # Rows without a gradient mean nothing once no gradient flows at all, when all is learned;
@@ -82,6 +88,9 @@ class DeadUnits(Rule):
         usual = np.nanmedian(shares) if np.isfinite(shares).sum() > 2 else np.nan
         is_alone = (units >= 32) & (inputs >= 8) & ~(usual > self.alone)
         limit = np.where(is_alone, self.share, self.most)
+        if self._trend.is_below(0.8):
+            # Units that go out while it learns are not missed.
+            limit = np.where(self._first >= limit, limit, max(self.error, self.most))
         return np.where((units < 16) | (inputs < 8), max(self.error, self.most), limit)
 
     def _explain(self, step: Step, at: Integers, *, shares: Floats, limit: Floats) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from hookline.rules.findings import Finding
 from hookline.rules.rule import Rule
 from hookline.rules.steps import Step, name_site
-from hookline.rules.windows import Window
+from hookline.rules.windows import LossTrend, Window
 from hookline.rules.wording import say_number, say_others
 from hookline.runs.step_sources import Floats, Integers
 
@@ -43,8 +42,7 @@ class UpdateRatio(Rule):
         self._ratios = Window(window)
         self._typical: list[float] = []
         self._steps = 0
-        self._losses: deque[float] = deque(maxlen=5)
-        self._first_loss = np.nan
+        self._trend = LossTrend()
         self._largest = 0.0
         self._is_done = False
 
@@ -56,9 +54,7 @@ class UpdateRatio(Rule):
         if not len(matrices) or self._is_done:
             return
         self._steps += 1
-        self._losses.append(step.scalars.get("loss", np.nan))
-        if self._steps == 1:
-            self._first_loss = self._losses[0]
+        self._trend.add(step.scalars)
         self._largest = max(self._largest, float(ratios.max()))
         self._typical = [*self._typical[-9:], float(np.median(ratios))]
         values = np.full(len(step.sites), np.nan)
@@ -80,7 +76,7 @@ class UpdateRatio(Rule):
             medians = self._ratios.medians()
             at = np.flatnonzero(medians > self.most)
             # A training that learns bears its updates, as small models at large rates do.
-            if len(at) and not np.median(self._losses) < 0.95 * self._first_loss:
+            if len(at) and not self._trend.is_below(0.95):
                 yield self._too_large(step, at, medians[at], limit=self.most, steps=self.window)
 
     def _too_large(

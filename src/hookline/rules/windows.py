@@ -1,6 +1,9 @@
-"""The latest measurements of every site: a ring for each, filled only where it was measured."""
+"""What rules remember: the latest measurements of every site, and how the loss went."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -49,6 +52,24 @@ class Window:
         if missing > 0:
             self._values = np.pad(self._values, ((0, 0), (0, missing)), constant_values=np.nan)
             self.counts = np.pad(self.counts, (0, missing))
+
+
+class LossTrend:
+    """Tell whether a training learns: its loss now against the first one."""
+
+    def __init__(self) -> None:
+        self._first = np.nan
+        self._latest: deque[float] = deque(maxlen=5)
+
+    def add(self, scalars: Mapping[str, float]) -> None:
+        """Take the numbers of a step."""
+        loss = scalars.get("loss", np.nan)
+        self._first = loss if np.isnan(self._first) else self._first
+        self._latest.append(loss)
+
+    def is_below(self, share: float) -> bool:
+        """Tell whether the loss, as the median of five steps, is below a share of the first."""
+        return bool(self._latest and np.median(self._latest) < share * self._first)
 
 
 def grow(values: Floats, count: int, fill: float = np.nan) -> Floats:
