@@ -6,7 +6,8 @@
     capture    keep values and gradients
     edit       change them: set, add, scale, zero, clip, noise, mask, patch, swap_rows, skip
     inventory  every hook on a model
-    watch      statistics of every value while a model trains, into a run
+    watch      statistics of every value while a model trains, into a run, and what is wrong
+    check      the same for one batch, before the training
     open_run   read a run
 
 Importing changes nothing in torch.

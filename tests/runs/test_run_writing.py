@@ -209,7 +209,8 @@ def test_dumps_come_back_whatever_their_names(tmp_path: Path) -> None:
     found = open_run(tmp_path).tensors
     assert list(found) == ["layers.3:output/x y", f"layers.3:output/x y ({second.name})"]
     one, two = found.values()
-    assert sorted(one.keys()) == ["a", "b", "c"]
+    assert sorted(one.keys()) == sorted(one) == ["a", "b", "c"]
+    assert (len(one), "a" in one, "z" in one) == (3, True, False)
     assert torch.equal(one["b"], shared)
     assert torch.equal(two.load()["s"], torch.eye(2))
     assert two.facts == {"step": 4}

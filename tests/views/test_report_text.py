@@ -30,6 +30,23 @@ def test_text_of_a_finding_has_all_its_parts(tmp_path: Path) -> None:
     assert "cost  watched 10 of 10 steps; the run took 1.02x as long" in text
 
 
+def test_text_says_the_verdict_once(tmp_path: Path) -> None:
+    text = format_report(write_run(tmp_path, findings=[NAN]), width=100)
+    assert text.count("made the first NaN at step 7") == 1
+
+
+def test_text_names_a_run_from_the_current_folder_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_broken(tmp_path / "runs" / "a")
+    monkeypatch.chdir(tmp_path)
+    assert "run   runs/a (" in format_report(run, width=100)
+    monkeypatch.chdir(tmp_path / "runs" / "a")
+    assert "run   . (" in format_report(run, width=100)
+    monkeypatch.chdir(Path(tmp_path.anchor))
+    assert f"run   {str(tmp_path).lstrip('/')}/runs/a" in format_report(run, width=100)
+
+
 def test_text_without_colour_is_plain(tmp_path: Path) -> None:
     text = format_report(write_broken(tmp_path), width=80)
     assert "\x1b" not in text

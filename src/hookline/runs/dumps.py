@@ -42,6 +42,15 @@ class Dump:
         with self._open() as file:
             return list(file.keys())
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
     def __getitem__(self, key: str) -> Tensor:
         with self._open() as file:
             if key not in file.keys():  # noqa: SIM118 (a file of safetensors has no `in`)

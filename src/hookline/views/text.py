@@ -12,6 +12,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from hookline._tables import Table, format_number
 from hookline.rules import SEVERITIES, Finding, Group, fold
@@ -41,7 +42,7 @@ def format_report(given: Run | Report, *, width: int | None = None, color: bool 
     if report.findings:
         lines += [[], [(_count(report), "bold")]]
     for group in report.groups:
-        lines += [[], *_describe_group(group, wide)]
+        lines += [[], *_describe_group(group, wide, said=report.verdict)]
     extremes = find_extremes(report.source)
     if len(extremes):
         lines += [[], *_describe_table(extremes, wide)]
@@ -76,11 +77,15 @@ def _plural(count: int, name: str) -> str:
     return f"{count} {name}{'s' if count != 1 and name != 'info' else ''}"
 
 
-def _describe_group(group: Group, width: int) -> Iterator[_Line]:
-    """Describe a root cause, then what follows from it in one line each."""
+def _describe_group(group: Group, width: int, *, said: str = "") -> Iterator[_Line]:
+    """Describe a root cause, then what follows from it in one line each.
+
+    What was `said` just above is not said again.
+    """
     root = group.root
     yield from _head(root, width)
-    yield from _wrap(root.message, width, indent="  ")
+    if root.message != said:
+        yield from _wrap(root.message, width, indent="  ")
     for line in root.evidence:
         yield from _wrap(line, width, indent="    ", first="  - ", style="dim")
     if root.hint:
@@ -150,7 +155,7 @@ def _describe_run(report: Report, width: int) -> list[_Line]:
     reach = "no steps"
     if run["steps"]:
         reach = f"{run['steps']} steps ({run['first_step']} to {run['last_step']})"
-    about = f"{run['path']} ({run['status']}, {reach}, {run['sites']} sites)"
+    about = f"{_shorten(run['path'])} ({run['status']}, {reach}, {run['sites']} sites)"
     rows = [("run", about), ("cost", describe_cost(report.cost))]
     rows += [("note", note) for note in report.notes]
     lines: list[_Line] = []
@@ -158,6 +163,12 @@ def _describe_run(report: Report, width: int) -> list[_Line]:
         if text:
             lines += _wrap(text, width, indent="      ", first=f"{name:<6}", style="dim")
     return lines
+
+
+def _shorten(path: str) -> str:
+    """Write a path from the current folder on, where it is below that."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _wrap(
