@@ -226,10 +226,10 @@ def warmup_and_cosine() -> Training:
 
 @healthy
 def rate_at_zero_in_the_end() -> Training:
-    """A schedule that ends at 0 long before the training"""
+    """A schedule that ends at 0 some steps before the training"""
     model = mlp(32, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: max(0.0, 1 - n / 40))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: max(0.0, 1 - n / 65))
 
     def step(number: int) -> None:
         optimizer.zero_grad()

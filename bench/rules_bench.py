@@ -19,7 +19,14 @@ from hookline.rules import Finding, make_rules
 
 PAGE = Path(__file__).parent / "RULES.md"
 
-for _module in ("healthy_trainings", "healthy_regimes", "broken_trainings", "broken_numbers"):
+for _module in (
+    "healthy_trainings",
+    "healthy_regimes",
+    "healthy_scales",
+    "broken_trainings",
+    "broken_numbers",
+    "broken_scales",
+):
     importlib.import_module(_module)  # which notes its trainings
 
 CASES = {**HEALTHY, **BROKEN}

@@ -452,3 +452,32 @@ def test_origin_can_be_written_and_read() -> None:
     assert facts["evidence"] == []
     assert Origin.from_dict({**facts, "unknown": 1}) == origin
     assert str(origin) == f"/div ({origin.source}): division by zero (the divisor is 0)"
+
+
+class Averaging(nn.Module):
+    """Divides a matrix by its sums before it is multiplied with what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, matrix: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = self.fc((matrix / matrix.sum(1, keepdim=True)) @ x)
+        return out
+
+
+def test_first_of_two_that_meet_in_one_operation_is_blamed() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Averaging(), Averaging()
+
+        def forward(self, matrix: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = self.second(matrix, self.first(matrix, x))
+            return out
+
+    matrix = torch.eye(4)
+    matrix[2] = 0
+    origin = origin_of(Graph(), matrix, torch.randn(4, 4))
+    assert origin is not None
+    assert origin.site == "first/div"

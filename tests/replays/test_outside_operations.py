@@ -230,3 +230,47 @@ def test_replay_is_not_noted(outside: OutsideOperations) -> None:
     assert origin is not None
     assert origin.site == "/sqrt"
     assert outside.find() is None
+
+
+def test_loss_of_minus_infinity_is_named(outside: OutsideOperations) -> None:
+    output = torch.rand(4, requires_grad=True)
+    outside.start()
+    loss = output.sum()
+    loss = loss + torch.log(loss - loss)  # minus infinity
+    outside.stop()
+    assert loss == -torch.inf
+    origin = outside.find()
+    assert origin is not None
+    assert origin.site == f"{HERE}:{line_of('# ' + 'minus infinity', __file__)}/log"
+
+
+def test_minus_infinity_that_is_not_the_loss_is_no_origin(outside: OutsideOperations) -> None:
+    output = torch.rand(4, requires_grad=True)
+    outside.start()
+    best = torch.log(output.sum() * 0)
+    loss = torch.maximum(best, output.mean())
+    outside.stop()
+    assert torch.isfinite(loss)
+    assert outside.find() is None
+
+
+def test_first_of_two_that_meet_is_named(outside: OutsideOperations) -> None:
+    output = torch.rand(4, requires_grad=True)
+    outside.start()
+    early = torch.log(output * 0 - 1)  # early
+    late = torch.sqrt(output * 0 - 1)
+    (late * early).sum()
+    outside.stop()
+    origin = outside.find()
+    assert origin is not None
+    assert origin.site == f"{HERE}:{line_of('# ' + 'early', __file__)}/log"
+
+
+def test_gradients_that_are_forgotten_are_not_noted(outside: OutsideOperations) -> None:
+    model = nn.Linear(3, 3)
+    model(torch.rand(2, 3)).sum().backward()
+    outside.start()
+    model.zero_grad()
+    outside.stop()
+    assert not outside._noted
+    assert not outside._known

@@ -104,3 +104,40 @@ def test_lost_updates_of_float32_are_not_judged():
 
 def test_lost_updates_at_the_end_of_a_schedule_are_meant():
     assert lost(0.9, rates=[1e-3] * 10 + [1e-5] * 40) == []
+
+
+def large(size, share, *, moves=1e-6, steps=40):
+    """Judge float32 weights of such a size, of which so many elements lose their update."""
+    network = Network("a", "b")
+    updates = {"a.weight:update": (256, 256 * share, 16.0 * size)}
+    rows = {"a.weight:update": {"rms": moves}}
+    return judge(
+        LostUpdates(),
+        network,
+        [network.step(n, rows, updates=updates, lr=1e-4) for n in range(steps)],
+    )
+
+
+def test_lost_updates_of_very_large_weights_are_found_in_float32():
+    (finding,) = large(3e4, 0.95)
+    assert (finding.site, finding.step) == ("a.weight:update", 19)
+    assert "rounded away in float32" in finding.message
+    assert "smaller" in finding.hint
+    assert large(3e4, 0.3) == []
+
+
+def test_lost_updates_of_usual_weights_are_for_want_of_a_gradient():
+    assert large(1.0, 0.95) == []
+
+
+def test_large_weight_that_does_not_move_at_all_has_a_rate_of_zero():
+    assert large(3e4, 1.0, moves=0.0) == []
+
+
+def test_large_weights_that_have_moved_have_converged():
+    network = Network("a", "b")
+    steps = [
+        network.step(n, updates={"a.weight:update": (256, 250 if n else 0, 16e4)}, lr=1e-4)
+        for n in range(60)
+    ]
+    assert judge(LostUpdates(), network, steps) == []

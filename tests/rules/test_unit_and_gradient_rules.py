@@ -4,7 +4,8 @@ import pytest
 from made_steps import Network, judge
 
 from hookline.rules.no_gradient import NoGradient
-from hookline.rules.units import DeadUnits, OutlierChannels, Saturation
+from hookline.rules.saturation import Saturation
+from hookline.rules.units import DeadUnits, OutlierChannels
 
 NETWORK = Network(
     "a", "act", "b", "c", width=64, types={"act": "ReLU"}, without_weight=["act"], biases=["b"]
@@ -97,12 +98,65 @@ def test_saturation_at_the_end_of_a_model_is_fine():
     assert saturation(1.0, site="c:output") == []
 
 
-def outliers(factor, *, site="a:output", rms=1.0, times=3, count=64):
+def ends(*, passed=1e-3, began=0.9, losses=None, share=0.9, width=64):
+    """Judge a tanh that a model ends with, through which so much of the gradient passes."""
+    network = Network("a", "b", "end", types={"end": "Tanh"}, without_weight=["end"], width=width)
+    shown = units("end:output", saturated=share)
+    steps = [
+        network.step(
+            n,
+            {"b:output.grad": {"rms": passed if n else began}},
+            units=None if n % 10 else shown,
+            **({} if losses is None else {"loss": losses[n]}),
+        )
+        for n in range(40)
+    ]
+    return judge(Saturation(), network, steps)
+
+
+def test_saturated_end_of_a_model_is_found_when_the_loss_stays_high():
+    (finding,) = ends(losses=[2e4] * 40)
+    assert (finding.site, finding.step) == ("end", 20)
+    assert "the loss is as high as at the beginning" in finding.message
+
+
+def test_saturated_end_of_a_model_is_fine_when_it_is_right():
+    assert ends(losses=[0.9**n for n in range(40)]) == []
+
+
+def test_end_of_a_model_that_was_saturated_from_the_start_was_right_before():
+    assert ends(began=1e-3, losses=[0.01] * 40) == []
+
+
+def test_saturated_end_of_a_model_is_fine_while_gradient_passes():
+    assert ends(passed=0.2, losses=[2e4] * 40) == []
+
+
+def test_saturated_end_of_a_model_is_fine_without_a_loss_or_with_few_channels():
+    assert ends() == []
+    assert ends(losses=[-1.0] * 40) == []
+    assert ends(width=1, losses=[2e4] * 40) == []
+
+
+def outliers(factor, *, site="a:output", rms=1.0, times=3, count=64, network=NETWORK):
     rows = {site: {"rms": rms}}
     steps = [
-        NETWORK.step(n, rows, units=units(site, outlier=factor, count=count)) for n in range(times)
+        network.step(n, rows, units=units(site, outlier=factor, count=count)) for n in range(times)
     ]
-    return judge(OutlierChannels(), NETWORK, steps)
+    return judge(OutlierChannels(), network, steps)
+
+
+def test_outlier_channel_that_is_far_out_is_found_sooner():
+    assert outliers(200.0, times=1) == []
+    (finding,) = outliers(200.0, times=2)
+    assert finding.step == 1
+
+
+def test_outlier_channel_of_a_table_is_found_when_it_is_further_out():
+    network = Network("table", "b", "c", width=64, types={"table": "Embedding"})
+    (finding,) = outliers(80.0, site="table:output", network=network)
+    assert (finding.site, finding.threshold) == ("table", 50.0)
+    assert outliers(40.0, site="table:output", network=network) == []
 
 
 def test_outlier_channel_is_found_after_three_times():

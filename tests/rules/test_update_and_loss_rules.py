@@ -10,20 +10,76 @@ from hookline.rules.updates import UpdateRatio
 NETWORK = Network("a", "b", "c")
 
 
-def ratios(values, *, rate=1e-3, names="abc"):
+def ratios(values, *, rate=1e-3, names="abc", losses=None):
     """Judge updates of so much of their weight, step by step."""
     steps = [
-        NETWORK.step(n, {f"{name}.weight:update": {"rms": value} for name in names}, lr=rate)
+        NETWORK.step(
+            n,
+            {f"{name}.weight:update": {"rms": value} for name in names},
+            lr=rate,
+            **({} if losses is None else {"loss": losses[n]}),
+        )
         for n, value in enumerate(values)
     ]
     return judge(UpdateRatio(), NETWORK, steps)
 
 
-def test_update_far_above_its_weight_is_found_at_once():
-    (finding,) = ratios([0.01, 5.0])
+def test_update_far_above_its_weight_is_found_when_the_loss_is_larger_after_it():
+    (finding,) = ratios([0.01, 5.0, *[0.01] * 8], losses=[1.0, 1.0, *[3.0] * 8])
     assert (finding.step, finding.value, finding.threshold) == (1, pytest.approx(5.0), 3.0)
     assert finding.site == "a.weight:update"
     assert finding.others == ("b.weight:update", "c.weight:update")
+
+
+def test_update_far_above_its_weight_because_of_a_bad_batch_is_found():
+    losses = [1.0] * 6 + [900.0] + [3.0] * 8
+    (finding,) = ratios([0.01] * 6 + [5.0] + [0.01] * 8, losses=losses)
+    assert finding.step == 6
+
+
+def test_single_large_update_is_fine_when_the_loss_falls_or_is_not_known():
+    values = [6.0, 0.5, *[0.1] * 20]
+    assert ratios(values, losses=[90.0 * 0.5**n for n in range(22)]) == []
+    assert ratios(values, losses=[1.0] * 22) == []
+    assert ratios(values) == []
+
+
+def test_large_updates_are_found_when_three_of_ten_are():
+    assert ratios([5.0, 5.0]) == []
+    (finding,) = ratios([5.0, 0.1, 5.0, 0.1, 5.0])
+    assert (finding.step, finding.threshold) == (4, 1.0)
+
+
+def rates(values, losses=None):
+    steps = [
+        NETWORK.step(n, lr=value, loss=1.0 if losses is None else losses[n])
+        for n, value in enumerate(values)
+    ]
+    return judge(UpdateRatio(), NETWORK, steps)
+
+
+def test_rate_that_decays_to_nothing_early_is_found_once():
+    (finding,) = rates([0.1 * 0.5**n for n in range(100)])
+    assert (finding.site, finding.step, finding.threshold) == ("", 39, 1e-6)
+    assert "The learning rate has decayed to" in finding.message
+    assert "since step 20" in finding.message
+
+
+def test_rate_that_ends_at_nothing_is_fine():
+    assert rates([1 - n / 100 for n in range(100)] + [0.0] * 19) == []
+    assert rates([1 - n / 100 for n in range(100)] + [0.0] * 33) == []
+    assert len(rates([1 - n / 100 for n in range(100)] + [0.0] * 34)) == 1
+
+
+def test_rate_that_warms_up_or_comes_back_is_fine():
+    assert rates([1e-9 * 1.3**n for n in range(60)]) == []
+    assert rates(([0.1] * 5 + [0.0] * 15) * 6) == []
+
+
+def test_rate_at_nothing_is_fine_once_all_is_learned():
+    falling = [0.9**n for n in range(100)]
+    assert rates([0.1] * 40 + [1e-9] * 60, falling) == []
+    assert len(rates([0.1] * 40 + [1e-9] * 60)) == 1
 
 
 def test_updates_of_a_third_have_to_last():

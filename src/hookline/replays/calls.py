@@ -6,6 +6,7 @@ microseconds. A tensor that was changed since is noticed by its version, not put
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from hookline import _trees
 from hookline._trees import Path
 from hookline.addresses import unwrap
 from hookline.hooks.arguments import bind
+from hookline.replays.places import find_line
 from hookline.replays.randomness import RandomStates, take_states
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -63,6 +65,7 @@ class KeptCall:
         "has_cache",
         "is_grad",
         "kwargs",
+        "line",
         "module",
         "modules",
         "prefix",
@@ -81,6 +84,8 @@ class KeptCall:
         self.module = module
         self.prefix = prefix
         """What stands before the paths of its modules: `generator.`."""
+        self.line = find_line(sys._getframe(2))
+        """The line of the user's code that calls it."""
         self.args = tuple([_keep(one) for one in args])
         self.kwargs = {name: _keep(one) for name, one in kwargs.items()}
         self.versions = [_version(one) for one in self._tensors()]

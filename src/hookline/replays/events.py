@@ -75,3 +75,5 @@ class Event:
     evidence: list[str] = field(default_factory=list)
     has_left: bool = False
     """Whether an operation of another module was given it."""
+    order: int = 0
+    """Its place among the events of a replay."""

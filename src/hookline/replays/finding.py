@@ -72,7 +72,13 @@ def _replay(call: KeptCall, *, backward: bool, saves: bool) -> Origin | None:
         warnings.simplefilter("ignore")
         ties = NodeTies() if backward else None
         names, sources = _name(stage)
-        follower = Follower(names, sources, ties=ties, protected=frozenset(stage.storages - {0}))
+        follower = Follower(
+            names,
+            sources,
+            ties=ties,
+            protected=frozenset(stage.storages - {0}),
+            start=call.line,
+        )
         _listen(stage, follower)
         with _alone(), follower:
             with nullcontext() if saves else _saving_nothing():
@@ -131,8 +137,8 @@ class _Leave:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
 
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        self._follower.leave(module)
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        self._follower.leave(module, given[-1] if given else None)
 
 
 @contextmanager
@@ -177,13 +183,12 @@ def _choose(follower: Follower, output: Any) -> Event | None:
         for _, tensor in _trees.leaves(output)
         if (event := follower.trace(tensor)) is not None
     ]
-    by_order = {id(event): place for place, event in enumerate(follower.events)}
     bad = [event for event, _ in reached if event.level == BAD]
     if bad:
-        return min(bad, key=lambda event: by_order.get(id(event), 0))
+        return min(bad, key=lambda event: event.order)
     left = [event for event in follower.events if event.has_left]
     if left:
-        return left[0]
+        return min(left, key=lambda event: event.order)
     return next((event for event, look in reached if event.level != MASK or look.posinf), None)
 
 
@@ -219,6 +224,7 @@ def _tell_node(found: BadNode) -> Origin:
         why=found.why,
         inputs=found.inputs,
         output=found.output,
+        evidence=(f"in its backward: {found.inside}",) if found.inside else (),
         visit=operation.execution.number,
     )
 

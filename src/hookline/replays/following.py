@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hookline.addresses.pattern import escape
-from hookline.hooks.operations import bind_operation
-from hookline.hooks.operations import names_of
+from hookline.hooks.operations import bind_operation, names_of
 from hookline.replays.events import BAD, LOW, MASK, RAW, Event, Execution, Operation
 from hookline.replays.explaining import explain
 from hookline.replays.inner import InnerMode
@@ -34,7 +33,14 @@ from hookline.replays.naming import (
     tensors_in,
 )
 from hookline.replays.nodes import NodeTies
-from hookline.replays.places import NO_LINE, Owner, find_line, find_owner
+from hookline.replays.places import (
+    NO_LINE,
+    Owner,
+    SourceLine,
+    find_function,
+    find_line,
+    find_owner,
+)
 from hookline.replays.staging import CannotReplay
 
 _DEEP = ("scaled_dot_product_attention",)
@@ -51,6 +57,7 @@ class Follower(TorchFunctionMode):
         *,
         ties: NodeTies | None = None,
         protected: frozenset[int] = frozenset(),
+        start: SourceLine = NO_LINE,
     ) -> None:
         super().__init__()
         self._names = names
@@ -59,6 +66,10 @@ class Follower(TorchFunctionMode):
         """The cause and the address of tensors that are there from the start, by id."""
         self._ties = ties
         self._protected = protected
+        self._start = start
+        """The line that called the model: for operations that no other line calls."""
+        self._made = 0
+        """How many events there were."""
         self._marks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """The event that a tensor's non-finite elements come from."""
         self._running: list[Execution] = []
@@ -74,10 +85,15 @@ class Follower(TorchFunctionMode):
         self._visits[id(module)] = number + 1
         self._running.append(Execution(module, number))
 
-    def leave(self, module: nn.Module, *_: Any) -> None:
+    def leave(self, module: nn.Module, output: Any) -> None:
         """Serve as the first forward hook, called also where the forward raised."""
-        while self._running and self._running.pop().module is not module:
+        execution = Execution(module, 0)
+        while self._running and (execution := self._running.pop()).module is not module:
             pass
+        if self._ties is not None:
+            path = escape(self._names.get(id(module), ""))
+            maker = Operation("", "", path, NO_LINE, execution)
+            self._ties.meet(tensors_in(output), maker, only_functions=True)
 
     def __torch_function__(
         self,
@@ -96,7 +112,9 @@ class Follower(TorchFunctionMode):
             self._ties.meet(tensors_in([*args, *kwargs.values()]), operation)
         if not self.is_judging:
             result = func(*args, **kwargs)
-            self._tie(operation, bind_operation(func, args, kwargs), result, target)
+            bound = bind_operation(func, args, kwargs)
+            self._tie(operation, bound, result, target)
+            self._look_inside(operation, bound, result)
             return result
         bound = self._bind(func, args, kwargs, target)
         self._note_leaving(operation, bound)
@@ -122,6 +140,16 @@ class Follower(TorchFunctionMode):
             outputs = tensors_in(result) if target is None else [target]
             self._ties.tie(outputs, operation, bound)
 
+    def _look_inside(
+        self, operation: Operation, bound: Mapping[str | int, Any], result: Any
+    ) -> None:
+        """Look at an operation that a backward calls: one written in Python shows its inside."""
+        bad = [one for one in tensors_in(result) if is_floating(one) and not look_at(one).is_fine]
+        given = [one for one in tensors_in(list(bound.values())) if is_floating(one)]
+        if self._ties is not None and bad and all(look_at(one).is_fine for one in given):
+            why = explain(operation.called, bound, bad[0], line=operation.line.text)
+            self._ties.note_inside(why, operation.line.place)
+
     def _locate(self, names: tuple[str, ...], frame: Any) -> Operation:
         owner = find_owner(frame, self._names)
         execution = self._execution(owner)
@@ -132,7 +160,15 @@ class Follower(TorchFunctionMode):
                 index = execution.counts.get(f"/{name}", 0)
                 execution.counts[f"/{name}"] = index + 1
         called = names[-1] if names else ""
-        return Operation(owner.inside or called, called, path, find_line(frame), execution, index)
+        line = find_line(frame)
+        if self._ties is not None and owner.inside and self.is_judging:
+            found = find_function(frame)
+            if found is not None:
+                applied = Operation(owner.inside, owner.inside, path, found[1], execution)
+                self._ties.note_function(found[0], applied)
+        if not line.file and self.is_judging:
+            line = self._start
+        return Operation(owner.inside or called, called, path, line, execution, index)
 
     def _execution(self, owner: Owner) -> Execution:
         top = self._running[-1] if self._running else None
@@ -180,7 +216,7 @@ class Follower(TorchFunctionMode):
         floats = [one for one in outputs if is_floating(one)]
         if operation.called in FRESH:
             for one in floats:
-                event = Event(RAW, "nan", "operation", operation)
+                event = self._number(Event(RAW, "nan", "operation", operation))
                 event.why = "memory of torch.empty is used before it is filled"
                 self._marks[_base(one)] = event
             return
@@ -208,6 +244,7 @@ class Follower(TorchFunctionMode):
                 look = look_at(one)
                 if not look.is_fine:
                     carried.append(self._known(one, look, operation))
+        carried.sort(key=lambda event: event.order)
         by_level = {event.level: event for event in reversed(carried)}
         for level in (BAD, RAW, LOW):
             event = by_level.get(level)
@@ -229,6 +266,11 @@ class Follower(TorchFunctionMode):
             self._make_bad(event)
         return event
 
+    def _number(self, event: Event) -> Event:
+        self._made += 1
+        event.order = self._made
+        return event
+
     def _make_bad(self, event: Event) -> None:
         if event.level != BAD or event not in self.events:
             event.level = BAD
@@ -242,7 +284,7 @@ class Follower(TorchFunctionMode):
         cause, site = self._sources.get(id(tensor), ("", ""))
         if not cause:
             cause, site = self._sources.get(id(_base(tensor)), ("", ""))
-        event = Event(BAD, look.kind, cause or "input", operation, site)
+        event = self._number(Event(BAD, look.kind, cause or "input", operation, site))
         event.output = describe(tensor)
         if cause == "input":
             event.why = f"{_words(look)} was in the input already"
@@ -273,7 +315,7 @@ class Follower(TorchFunctionMode):
         look: Look,
         inner: InnerMode | None,
     ) -> Event:
-        event = Event(BAD, look.kind, "operation", operation)
+        event = self._number(Event(BAD, look.kind, "operation", operation))
         event.output = describe(output)
         event.inputs = [
             describe(tensor, str(name) if one is tensor else f"{name}[{number}]")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from hookline.replays.looking import describe, look_at
 from hookline.replays.slopes import explain_slope
@@ -32,6 +34,8 @@ class BadNode:
         self.why = ""
         self.inputs: list[dict[str, Any]] = []
         self.output: dict[str, Any] = {}
+        self.inside = ""
+        """The line inside of its backward, where that is written in Python."""
 
 
 class NodeTies:
@@ -43,13 +47,29 @@ class NodeTies:
         self.found: BadNode | None = None
         self.has_reentrant = False
         """Whether a checkpoint runs a backward inside of the backward."""
+        self._functions: dict[int, tuple[Any, Any]] = {}
+        """Nodes of autograd functions, and the operations that stand for these."""
+        self._inside: tuple[str, str] | None = None
+        """What went wrong inside of the node that runs now, and on which line."""
 
-    def meet(self, given: Sequence[Tensor], maker: Any) -> None:
-        """Learn of nodes that no operation was seen to make: those of autograd functions."""
+    def note_function(self, node: Any, operation: Any) -> None:
+        """Learn that an autograd function is applied, whose node this will be."""
+        self._functions.setdefault(id(node), (node, operation))
+
+    def note_inside(self, why: str, place: str) -> None:
+        """Learn that an operation went wrong that the node calls which runs now."""
+        self._inside = self._inside or (why, place)
+
+    def meet(self, given: Sequence[Tensor], maker: Any, *, only_functions: bool = False) -> None:
+        """Learn of nodes that no operation was seen to make: those of autograd functions.
+
+        `maker` is what was given their outputs, or the module that returns them.
+        """
         with torch._C.DisableTorchFunction():
             for tensor in given:
-                if tensor.grad_fn is not None:
-                    self._add(tensor.grad_fn, maker, [], is_seen=False)
+                node = tensor.grad_fn
+                if node is not None and (not only_functions or _is_function(node)):
+                    self._add(node, maker, [], is_seen=False)
 
     def tie(self, outputs: Sequence[Tensor], maker: Any, bound: Mapping[str | int, Any]) -> None:
         """Learn of the nodes that an operation has just made."""
@@ -75,7 +95,17 @@ class NodeTies:
             if node.name() == "CheckpointFunctionBackward":
                 self.has_reentrant = True
             is_single = is_seen and len(fresh) == 1 and len(node.next_functions) == len(names)
-            node.register_hook(partial(self._after, node, maker, names, is_single))
+            own = maker if is_seen else self._find_maker(node, maker)
+            node.register_hook(partial(self._after, node, own, names, is_single))
+
+    def _find_maker(self, node: Any, maker: Any) -> Any:
+        """Give the operation that made a node; whoever got its output is not to blame."""
+        if id(node) in self._functions:
+            return self._functions[id(node)][1]
+        if not _is_function(node):
+            return maker
+        name = type(node).__name__.removesuffix("Backward")
+        return replace(maker, name=name, called=name, index=-1)
 
     def _after(
         self,
@@ -87,6 +117,7 @@ class NodeTies:
         received: Sequence[Tensor | None],
     ) -> None:
         """Serve as a hook of a node: `given` are the gradients it gives, `received` what it got."""
+        inside, self._inside = self._inside, None
         if self.found is not None:
             return
         looks = [None if one is None else look_at(one) for one in given]
@@ -104,7 +135,15 @@ class NodeTies:
         found.inputs += [describe(one, name) for name, one in saved.items()]
         gradient = next((one for one in received if one is not None), None)
         found.why = explain_slope(found.name, saved, gradient, bad, operation=maker.called)
+        if inside is not None and _is_function(node):
+            why, found.inside = inside
+            found.why = f"{why}, in the backward of {maker.called}"
         self.found = found
+
+
+def _is_function(node: Any) -> bool:
+    """Tell whether a node is that of an autograd function written in Python."""
+    return isinstance(node, BackwardCFunction)
 
 
 def _saved(node: Any) -> dict[str, Tensor]:

@@ -32,6 +32,9 @@ from hookline.stats.rows import NAN, NEGINF, POSINF
 _MOST = 500
 """How many operations are noted until the next reset."""
 
+_UNHEARD = frozenset([Tensor.grad.__get__, Tensor.requires_grad.__get__])  # type: ignore[attr-defined]
+"""Questions that many ask of every parameter, and that show nothing new."""
+
 _BAD, _LOW, _MASK, _CAME = "bad", "low", "mask", "came in"
 
 
@@ -58,9 +61,11 @@ class _Noted(NamedTuple):
 class _Event:
     """A non-finite value that was not there before."""
 
-    def __init__(self, level: str, noted: _Noted | None = None) -> None:
+    def __init__(self, level: str, noted: _Noted | None = None, number: int = -1) -> None:
         self.level = level
         self.noted = noted
+        self.number = number
+        """The number of the operation."""
 
 
 class OutsideOperations(TorchFunctionMode):
@@ -127,6 +132,8 @@ class OutsideOperations(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
         result = func(*args, **kwargs) if kwargs else func(*args)
+        if result is None or func in _UNHEARD:
+            return result  # by the hundred, where an optimizer forgets its gradients
         if self._is_on and len(self._noted) < _MOST and not is_replaying():
             try:
                 self._note(func, args, kwargs or {}, result)
@@ -206,18 +213,24 @@ class OutsideOperations(TorchFunctionMode):
         self._read_rows()
         events: list[_Event | None] = []
         found: _Event | None = None
+        last: _Event | None = None
         is_all_fine = True
         for noted in self._noted:
             row = self._row(noted)
             look = Look(bool(row[NAN]), bool(row[POSINF]), bool(row[NEGINF]))
             event = None if look.is_fine else self._attribute(noted, look, events)
             events.append(event)
+            # A single number is what a backward begins with; others may have been thrown away.
+            is_number = noted.shape.numel() == 1
+            if is_number and noted.has_grad:
+                last = event
             if event is None or event.level == _MASK:
                 continue
             is_all_fine = False
-            # A single number is what a backward begins with; others may have been thrown away.
-            if found is None and event.level == _BAD and noted.shape.numel() == 1:
+            if found is None and event.level == _BAD and is_number:
                 found = event
+        if found is None and last is not None and last.level == _LOW:
+            found = last  # the loss itself is -inf
         if found is not None and found.noted is not None:
             return self._tell(found.noted)
         return self._find_slope() if is_all_fine else None
@@ -234,6 +247,7 @@ class OutsideOperations(TorchFunctionMode):
             if tensor is not None and not (now := look_at(tensor)).is_fine:
                 is_mask = not (now.nan or now.posinf)
                 carried.append(_Event(_MASK if is_mask else _CAME))
+        carried.sort(key=lambda event: event.number)
         by_level = {event.level: event for event in reversed(carried)}
         for level in (_CAME, _BAD, _LOW):
             event = by_level.get(level)
@@ -244,8 +258,8 @@ class OutsideOperations(TorchFunctionMode):
         if _MASK in by_level and not look.nan:
             return by_level[_MASK]
         if noted.is_intended and not look.nan:
-            return _Event(_MASK, noted)
-        return _Event(_BAD if look.nan or look.posinf else _LOW, noted)
+            return _Event(_MASK, noted, len(events))
+        return _Event(_BAD if look.nan or look.posinf else _LOW, noted, len(events))
 
     def _tell(self, noted: _Noted) -> Origin:
         row = self._row(noted)

@@ -10,11 +10,12 @@ import linecache
 from collections.abc import Container
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
 
 from hookline.hooks.frames import CALL_CODE
 from hookline.surveys.naming import show_file
@@ -25,6 +26,10 @@ _HOOKLINE = str(Path(__file__).parents[1])
 _DEMO = str(Path(__file__).parents[1] / "demo")
 _STANDARD = str(Path(linecache.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
+_STARTS = tuple(
+    str(Path(__file__).parents[1] / one) for one in ("replays/finding.py", "scripts/launching.py")
+)
+"""Where a replay begins, and a script: whatever called these is not what is looked for."""
 
 
 class Owner(NamedTuple):
@@ -96,10 +101,34 @@ def _is_called(frame: FrameType) -> bool:
 def find_line(frame: FrameType | None) -> SourceLine:
     """Find the innermost line at a frame that is neither torch's, hookline's nor Python's own."""
     while frame is not None:
-        if is_of_user(frame.f_code.co_filename):
-            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if is_of_user(file):
+            return SourceLine(file, frame.f_lineno)
+        if file in _STARTS:
+            break
         frame = frame.f_back
     return NO_LINE
+
+
+def find_function(frame: FrameType | None) -> tuple[Any, SourceLine] | None:
+    """Find the outermost autograd function that runs inside of a module's forward at a frame.
+
+    Gives its context, which is the node of the backward, and the line that applies it.
+    """
+    found: tuple[Any, SourceLine] | None = None
+    context: Any = None
+    while frame is not None and frame.f_code is not CALL_CODE:
+        code = frame.f_code
+        if code is _APPLY_CODE:
+            if context is not None:
+                found = context, find_line(frame.f_back)
+            context = None
+        elif code.co_argcount:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, BackwardCFunction):
+                context = first
+        frame = frame.f_back
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@
     steps.py         what a rule sees of a step
     roster.py        the sites by what they are, as arrays
     built_in.py      the rules of hookline, each beside its kind: non_finite.py, depth.py, ...
+    telling.py       what the finding of a NaN says
     judging.py       the judge: all rules over all steps, live or from a run folder
     linking.py       which finding follows from which
     verdicts.py      findings folded by root cause, and the one sentence

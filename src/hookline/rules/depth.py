@@ -1,8 +1,9 @@
-"""vanishing, init-scale, and how gradients and outputs change from layer to layer.
+"""vanishing, and how gradients and outputs change from layer to layer.
 
 A profile is one number for each layer in the order they run in. What matters is a fall or a rise
 that layers bring about together, each a part of it. A single step in the profile is something
-else: a head that begins at zero, a branch with a small factor, data of another scale.
+else: a head that begins at zero, a branch with a small factor, data of another scale. So are steps
+at both ends with nothing between them: small weights at the loss, side branches at the input.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from hookline.rules.steps import Step, name_site
 from hookline.rules.windows import Window
 from hookline.rules.wording import say_number
 from hookline.runs.step_sources import Floats, Integers
+
+_MIDDLE = 0.15
+"""How much of a gradual rise the middle third of its way has at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,13 @@ class Slope:
     largest_part: float
     """The share of the rise (in powers of ten) that the largest single step has."""
 
+    middle_part: float
+    """The share that the middle third of the way to the highest has."""
+
+    def is_gradual(self, part: float) -> bool:
+        """Tell whether it goes on from layer to layer: no step has more than this part of it."""
+        return self.largest_part <= part and self.middle_part >= _MIDDLE
+
 
 def find_slope(profile: Floats) -> Slope | None:
     """Measure how a profile rises from its beginning; None where there is too little of it.
@@ -49,11 +60,14 @@ def find_slope(profile: Floats) -> Slope | None:
     highest = np.maximum.accumulate(profile)[few - 1 :]
     rises = np.diff(np.log10(highest))
     total = float(rises.sum())
+    way = rises[: int(np.argmax(highest))]
+    middle = float(np.array_split(way, 3)[1].sum())
     return Slope(
         factor=float(highest[-1] / highest[0]),
         start=int(np.argmax(profile[:few])),
         peak=int(np.argmax(profile)),
         largest_part=float(rises.max() / total) if total > 0 else 1.0,
+        middle_part=middle / total if total > 0 else 0.0,
     )
 
 
@@ -74,14 +88,27 @@ class Vanishing(Rule):
     name = "vanishing"
     sees_broken = False
 
-    def __init__(self, ratio: float = 1e-4, window: int = 20, *, part: float = 0.35) -> None:
+    def __init__(
+        self,
+        ratio: float = 1e-4,
+        window: int = 20,
+        *,
+        part: float = 0.35,
+        cut: float = 1e-6,
+        least: float = 1e-7,
+    ) -> None:
         self.ratio = ratio
         """How much of the largest gradient has to reach the first layers."""
         self.window = window
         """Over so many steps, as the median."""
         self.part = part
         """The share of the fall that a single layer may have at most."""
+        self.cut = cut
+        """How much has to reach them where a single place takes the rest."""
+        self.least = least
+        """How much of their weights has to change in a step, where so little reaches them."""
         self._norms = Window(window)
+        self._moves = Window(window)
         self._steps = 0
         self._is_done = False
 
@@ -90,18 +117,47 @@ class Vanishing(Rule):
         layers = step.roster.gradients_of_layers
         if self._is_done or not len(layers) or step.is_skipped:
             return
-        norms = np.full(len(step.sites), np.nan)
+        norms, moves = np.full((2, len(step.sites)), np.nan)
         norms[layers] = step.stat("l2")[layers]
+        matrices, ratios = step.update_ratios
+        moves[matrices] = ratios
         self._norms.add(norms)
+        self._moves.add(moves)
         self._steps += 1
         if self._steps < self.window or (self._steps - self.window) % 5:
             return
+        for finding in self._judge(step):
+            self._is_done = True
+            yield finding
+
+    def _judge(self, step: Step) -> Iterator[Finding]:
         at, profile = gradient_profile(self._norms, step)
         slope = find_slope(profile)
-        if slope is None or slope.factor * self.ratio < 1 or slope.largest_part > self.part:
+        if slope is None or slope.factor * self.ratio < 1:
             return
-        self._is_done = True
-        yield self._explain(step, at, profile, slope)
+        if slope.is_gradual(self.part):
+            yield self._explain(step, at, profile, slope)
+        elif self._is_cut(step, at, profile):
+            yield self._explain_cut(step, at, profile, slope)
+
+    def _is_cut(self, step: Step, at: Integers, profile: Floats) -> bool:
+        """Tell whether the first layers get next to nothing, and stay as they are for it.
+
+        A factor in one place does that. A head that begins at zero does so too, and not for long;
+        and an optimizer that looks at the direction alone makes up for it: then weights move.
+        """
+        is_low = profile < self.cut * profile.max()
+        count = int(np.argmin(is_low))
+        if count < max(2, len(profile) // 10) or count > len(profile) - 2:
+            return False
+        moves = self._moves.medians()
+        first = {step.sites[one].module for one in at[:count]}
+        is_first = np.array([one.module in first for one in step.sites], bool)
+        there = ~np.isnan(moves)
+        if not (there & is_first).any() or not (there & ~is_first).any():
+            return False
+        is_still = moves[there & is_first].max() < self.least
+        return bool(is_still and moves[there & ~is_first].max() > 100 * self.least)
 
     def _explain(self, step: Step, at: Integers, profile: Floats, slope: Slope) -> Finding:
         first, best = step.sites[at[slope.start]], step.sites[at[slope.peak]]
@@ -127,109 +183,25 @@ class Vanishing(Rule):
             others=[name_site(step.sites[n]) for n in at[profile < profile.max() * self.ratio]],
         )
 
-
-class InitScale(Rule):
-    """Find initialisations with which outputs grow or shrink from layer to layer."""
-
-    name = "init-scale"
-    sees_broken = False
-
-    def __init__(
-        self, factor: float = 1e4, *, most: float = 1e3, gain: float = 5.0, part: float = 0.35
-    ) -> None:
-        self.factor = factor
-        """How many times larger the spread of one layer may be than that of another."""
-        self.most = most
-        """How large the spread may be where it is a hundred times that of the first layers."""
-        self.gain = gain
-        """How many times larger than its input the output of a usual layer may be."""
-        self.part = part
-        """The share of the growth that a single layer may have at most."""
-        self._is_done = False
-
-    def see(self, step: Step) -> Iterable[Finding]:
-        """Look at the first step, in which all weights are as they were made."""
-        layers = step.roster.layers
-        if self._is_done or not len(layers):
-            return
-        self._is_done = True
-        spread = step.stat("std")[layers]
-        there = (spread > 0) & (step.stat("count")[layers] > 1)
-        at, profile = layers[there], spread[there]
-        growth, fall = find_slope(profile), find_slope(profile[::-1])
-        is_growing = growth is not None and (
-            growth.factor > self.factor
-            or (profile.max() > self.most and growth.factor > self.most / 10)
-        )
-        if growth is not None and is_growing and growth.largest_part <= self.part:
-            yield self._explain(step, at, profile, slope=growth, word="grow")
-        elif fall is not None and fall.factor > self.factor and fall.largest_part <= self.part:
-            yield self._explain(step, at[::-1], profile[::-1], slope=fall, word="shrink")
-        elif len(profile):
-            yield from self._judge_gains(step, at, profile)
-
-    def _judge_gains(self, step: Step, at: Integers, profile: Floats) -> Iterator[Finding]:
-        """Look at the weights themselves: normalisation may hide what they do to the values.
-
-        Weights that are large by design have a factor beside them: then outputs are as usual.
-        """
-        matrices = step.roster.layer_matrices
-        gains = step.stat("l2")[matrices] / step.roster.usual_norm[matrices]
-        gain, spread = np.nanmedian(gains) if len(gains) else 0.0, np.median(profile)
-        if not (gain > self.gain and spread > self.gain):
-            return
-        worst = int(np.nanargmax(gains))
-        site = step.sites[matrices[worst]]
-        yield self.find(
-            step,
-            site,
-            value=gain,
-            threshold=self.gain,
-            message=(
-                f"The initial weights are too large: a usual layer makes its input "
-                f"{say_number(gain)} times larger at step {step.number} (up to "
-                f"{say_number(self.gain)} times is fine), most of all {name_site(site)} with "
-                f"{say_number(gains[worst])} times."
-            ),
-            evidence=[f"outputs of a usual layer have a std of {say_number(spread)}"]
-            + [
-                f"{name_site(step.sites[one])}: rms {say_number(step.stat('rms')[one])}"
-                for one in matrices[np.argsort(-gains)[:3]]
-            ],
-            hint=(
-                "Initialise so that a layer keeps the scale of its input: "
-                "torch.nn.init.kaiming_normal_ or xavier_normal_."
-            ),
-            others=[
-                name_site(step.sites[one])
-                for one in matrices[gains > self.gain]
-                if one != matrices[worst]
-            ],
-        )
-
-    def _explain(
-        self, step: Step, at: Integers, profile: Floats, *, slope: Slope, word: str
-    ) -> Finding:
-        high, low = step.sites[at[slope.peak]], step.sites[at[slope.start]]
-        first, last = (low, high) if word == "grow" else (high, low)
-        value = slope.factor
+    def _explain_cut(self, step: Step, at: Integers, profile: Floats, slope: Slope) -> Finding:
+        count = int(np.argmin(profile < self.cut * profile.max()))
+        last, after = step.sites[at[count - 1]], step.sites[at[count]]
+        value = float(profile[:count].max() / profile[slope.peak])
         return self.find(
             step,
             last,
             value=value,
-            threshold=self.factor if value > self.factor else self.most / 10,
+            threshold=self.cut,
             message=(
-                f"At step {step.number} outputs {word} from layer to layer: the spread of "
-                f"{name_site(high)} is {say_number(value)} times that of {name_site(low)} "
-                f"({say_number(profile[slope.peak])} against {say_number(profile[slope.start])})."
+                f"The gradient is lost between {name_site(after)} and {name_site(last)}: of "
+                f"{name_site(step.sites[at[slope.peak]])} only {say_number(value)} arrives there "
+                f"(median over {self.window} steps up to step {step.number}; at least "
+                f"{say_number(self.cut)} should), and the weights before it do not change."
             ),
-            evidence=[f"{name_site(first)} runs first, {name_site(last)} later"]
-            + [
-                f"{name_site(step.sites[at[n]])}: std {say_number(profile[n])}"
-                for n in np.unique(np.linspace(0, len(at) - 1, 5).astype(int))
+            evidence=[
+                f"{name_site(step.sites[at[n]])}: norm {say_number(profile[n])}"
+                for n in range(max(0, count - 2), min(count + 2, len(at)))
             ],
-            hint=(
-                "Initialise so that a layer keeps the scale of its input "
-                "(torch.nn.init.kaiming_normal_, xavier_normal_), or add normalisation layers."
-            ),
+            hint="Look for a very small factor between these two layers, and take it out.",
+            others=[name_site(step.sites[one]) for one in at[: count - 1]],
         )

@@ -125,7 +125,7 @@ class Exploding(Rule):
     def _judge_profile(self, step: Step) -> Iterator[Finding]:
         at, profile = gradient_profile(self._norms, step)
         slope = find_slope(profile[::-1])
-        if slope is not None and slope.factor > self.factor and slope.largest_part <= self.part:
+        if slope is not None and slope.factor > self.factor and slope.is_gradual(self.part):
             yield self._explain(step, at[::-1], profile[::-1], slope=slope)
 
     def _explain(self, step: Step, at: Integers, profile: Floats, *, slope: Slope) -> Finding:
@@ -212,7 +212,8 @@ class _Start:
     @property
     def trailing_loss(self) -> float:
         """The loss of the steps before."""
-        return float(np.median(list(self._losses)[:-5]))
+        earlier = list(self._losses)[:-5]
+        return float(np.median(earlier)) if earlier else np.nan
 
     @property
     def recent_norm(self) -> float:

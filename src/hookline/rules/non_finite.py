@@ -10,37 +10,11 @@ import numpy as np
 from hookline.rules.findings import Finding
 from hookline.rules.rule import Rule
 from hookline.rules.steps import Step, name_site
+from hookline.rules.telling import HINTS, hint_at, is_shown, say, show_origin
 from hookline.rules.windows import grow
 from hookline.rules.wording import count_of, say_number
 from hookline.runs.step_sources import Flags, Floats, Integers
 from hookline.stats.rows import NAN, NEGINF, POSINF
-
-_HINTS = {
-    "parameter": (
-        "Look where the parameter comes from: its initialisation, the checkpoint it was loaded "
-        "from, or the optimizer's step before it was watched."
-    ),
-    "value": (
-        "Look at the operations of this module for a division by zero, log or sqrt of a number "
-        "that is not positive, exp of a large one, or a row that is masked as a whole."
-    ),
-    "data": (
-        "It is the first module that ran and its parameters are finite: look at the batch, "
-        "for example with torch.isfinite(batch).all()."
-    ),
-    "loss": (
-        "Look at the loss function: log(0), a division by an empty count, a sum over no element."
-    ),
-    "gradient": (
-        "Look for an operation whose derivative is infinite there: sqrt or norm at 0, "
-        "a division by a small number, torch.where over a branch that is not finite."
-    ),
-    "parameter gradient": "Look at what uses this parameter for an infinite derivative.",
-    "update": (
-        "The gradients were finite: lower the learning rate, and give the optimizer an eps "
-        "above zero."
-    ),
-}
 
 
 class NonFinite(Rule):
@@ -125,7 +99,7 @@ class NonFinite(Rule):
                 f"backward pass first at {name_site(site)}."
             ),
             evidence=[_count_bad(step, order[0])],
-            hint=_HINTS["gradient"],
+            hint=HINTS["gradient"],
             others=[name_site(step.sites[one]) for one in order[1:]],
             more={"kind": "nan" if step.nans.any() else "inf", "phase": "gradient"},
         )
@@ -147,23 +121,32 @@ class NonFinite(Rule):
         others = [name_site(step.sites[one]) for one in order if one != number]
         site = "" if number < 0 else name_site(step.sites[number])
         source = "" if number < 0 else step.sites[number].source
-        if origin:
+        if origin and is_shown(origin):
             if site and origin.get("site") != site:
                 others = [site, *others]
             site = str(origin.get("site") or site)
             source = str(origin.get("source") or source)
         kind = _kind_of(step, number, origin)
-        hint = _HINTS["data" if self._is_of_data(step, number) else phase]
+        is_of_data = self._is_of_data(step, number) and not is_shown(origin)
+        hint = hint_at(origin) or HINTS["data" if is_of_data else phase]
         return self.find(
             step,
             site,
             severity="error",
             value=_count_elements(step, number),
             threshold=0.0,
-            message=_say(step, site, source, kind, phase, origin, len(others)),
+            message=say(
+                site,
+                step=step.number,
+                source=source,
+                kind=kind,
+                phase=phase,
+                origin=origin,
+                carried=len(others),
+            ),
             source=source,
-            evidence=[*self._show(step, number), *_show_origin(origin)],
-            hint=_hint_origin(origin) or hint,
+            evidence=[*self._show(step, number), *show_origin(origin)],
+            hint=hint,
             others=others,
             more={"kind": kind, "phase": phase, **({"origin": dict(origin)} if origin else {})},
         )
@@ -229,80 +212,3 @@ def _count_bad(step: Step, number: int) -> str:
     found = ", ".join(f"{count:.0f} {name}" for name, count in counts.items() if count)
     total = row[: NEGINF + 1].sum()
     return f"step {step.number}: {name_site(step.sites[number])} has {found} of {total:.0f}"
-
-
-def _say(
-    step: Step,
-    site: str,
-    source: str,
-    kind: str,
-    phase: str,
-    origin: Mapping[str, Any] | None,
-    carried: int,
-) -> str:
-    what = "NaN" if kind == "nan" else "infinity"
-    where = f" ({source})" if source else ""
-    head = {
-        "parameter": f"{site} held a {what} already when step {step.number} began{where}",
-        "value": f"{site} made the first {what} at step {step.number}{where}",
-        "loss": f"The loss became {kind} at step {step.number}{where}, and all outputs were finite",
-        "gradient": (
-            f"The backward pass made the first {what} at step {step.number} in {site}{where}; "
-            "all outputs were finite"
-        ),
-        "parameter gradient": (
-            f"{site} became {kind} at step {step.number}{where}, and the gradients of all outputs "
-            "were finite"
-        ),
-        "update": (
-            f"The optimizer made the first {what} at step {step.number} in {site}; "
-            "the gradients were finite"
-        ),
-    }.get(phase, f"{site} holds a {what} at step {step.number}{where}")
-    inputs = _say_inputs(phase, origin)
-    if origin and origin.get("cause") == "input":
-        named = site.partition(":input")[0]
-        owner = f"The input of {named}" if named else "The input of the model"
-        head = f"{owner} held a {what} already at step {step.number}{where}"
-    elif origin and phase != "parameter" and origin.get("cause") != "parameter":
-        head = f"{site} made the first {what} at step {step.number}{where}"
-        if origin.get("is_backward"):
-            head += ", in the backward pass"
-    rest = f"; {count_of(carried, 'site')} downstream only carried it on" if carried else ""
-    return f"{head}{inputs}{rest}."
-
-
-def _say_inputs(phase: str, origin: Mapping[str, Any] | None) -> str:
-    if not origin:
-        return "; everything that ran before it was finite" if phase == "value" else ""
-    cause = origin.get("cause")
-    if cause == "parameter":
-        return "; a parameter that it uses is not finite"
-    if cause == "operation" and origin.get("inputs"):
-        return f"; its input{'s were' if len(origin['inputs']) > 1 else ' was'} finite"
-    return ""
-
-
-def _show_origin(origin: Mapping[str, Any] | None) -> list[str]:
-    if not origin:
-        return []
-    lines = []
-    if origin.get("line"):
-        lines.append(f"{origin.get('source', '')}: {str(origin['line']).strip()}")
-    for given in origin.get("inputs", ()):
-        shape = "x".join(map(str, given.get("shape", ())))
-        low, high = given.get("min"), given.get("max")
-        reach = "" if low is None or high is None else f", {low:.4g} to {high:.4g}"
-        zeros = f", {given['zeros']} zeros" if given.get("zeros") else ""
-        lines.append(
-            f"input {given.get('name', '')}: {given.get('dtype', '')} {shape}{reach}{zeros}"
-        )
-    return lines
-
-
-def _hint_origin(origin: Mapping[str, Any] | None) -> str:
-    if not origin:
-        return ""
-    if origin.get("cause") == "input":
-        return "Look at the batch: torch.isfinite(batch).all() before the model is called."
-    return ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from hookline.rules.findings import Finding
 from hookline.rules.rule import Rule
 from hookline.rules.steps import Step, name_site
+from hookline.rules.windows import grow
 from hookline.rules.wording import say_number, say_others, say_share
 from hookline.runs.step_sources import Floats, Integers
 
@@ -134,25 +136,29 @@ class Underflow(Rule):
 
 
 class LostUpdates(Rule):
-    """Find updates that are too small to change weights of a coarse element type."""
+    """Find updates that are too small to change weights: coarse ones, or very large ones."""
 
     name = "lost-updates"
     sees_broken = False
 
-    def __init__(self, share: float = 0.5, window: int = 20) -> None:
+    def __init__(self, share: float = 0.5, window: int = 20, *, large: float = 100.0) -> None:
         self.share = share
         """How many of the elements with a gradient may stay as they were."""
         self.window = window
         """Over so many steps."""
+        self.large = large
+        """Weights of this size (rms) are judged whatever their type, from the start on."""
         self._shares: deque[float] = deque(maxlen=window)
+        self._still: Floats = np.zeros(0)
+        """For how many steps a large weight has lost most updates; NaN for one that moved."""
         self._rate = 0.0
         self._is_done = False
 
     def see(self, step: Step) -> Iterable[Finding]:
-        """Look at all coarse weight matrices together."""
+        """Look at all coarse weight matrices together, and at large ones one by one."""
         roster = step.roster
         updates = roster.update_of[roster.matrices]
-        updates = updates[(updates >= 0) & roster.is_coarse[updates]]
+        updates = updates[updates >= 0]
         if not len(updates) or self._is_done:
             return
         rate = step.scalars.get("lr", np.nan)
@@ -160,20 +166,46 @@ class LostUpdates(Rule):
         # Where a schedule ends, updates become small because they are meant to.
         if not step.has("updates") or step.is_skipped or rate < 0.1 * self._rate or rate == 0:
             return
+        coarse = updates[roster.is_coarse[updates]]
+        for finding in (*self._judge_coarse(step, coarse), *self._judge_large(step, updates)):
+            self._is_done = True
+            yield finding
+            return
+
+    def _judge_coarse(self, step: Step, updates: Integers) -> Iterator[Finding]:
         values, is_there = step.spread("updates")
         given, lost = values[updates, 0] * is_there[updates], values[updates, 1] * is_there[updates]
         if not given.sum():
             return
         self._shares.append(float(lost.sum() / given.sum()))
-        if len(self._shares) == self.window and np.median(self._shares) > self.share:
-            self._is_done = True
-            yield self._explain(step, updates, lost / np.maximum(given, 1))
+        share = float(np.median(self._shares))
+        if len(self._shares) == self.window and share > self.share:
+            yield self._explain(step, updates, lost / np.maximum(given, 1), share=share)
 
-    def _explain(self, step: Step, updates: Integers, shares: Floats) -> Finding:
+    def _judge_large(self, step: Step, updates: Integers) -> Iterator[Finding]:
+        """Look at weights that are so large that they have too few digits in any type.
+
+        Some of their elements move, the small ones: where none does, the rate is zero. Only from
+        the start: what has moved before has converged.
+        """
+        self._still = grow(self._still, len(step.sites), 0.0)
+        size = step.stat("weight_l2")[updates] / np.sqrt(step.roster.size[updates])
+        at = updates[size > self.large]
+        at = at[step.stat("l2")[at] > 0]
+        if not len(at):
+            return
+        shares = step.stat("lost")[at]
+        self._still[at] = np.where(shares > self.share, self._still[at] + 1, np.nan)
+        is_due = self._still[at] == self.window
+        if is_due.any():
+            found = shares[is_due]
+            yield self._explain(step, at[is_due], found, share=float(found.max()))
+
+    def _explain(self, step: Step, updates: Integers, shares: Floats, *, share: float) -> Finding:
         order = np.argsort(-shares, kind="stable")
         site = step.sites[updates[order[0]]]
         others = [name_site(step.sites[updates[one]]) for one in order[1:] if shares[one] > 0.5]
-        share = float(np.median(self._shares))
+        size = step.stat("weight_l2")[updates[order[0]]] / np.sqrt(math.prod(site.shape))
         return self.find(
             step,
             site,
@@ -189,10 +221,14 @@ class LostUpdates(Rule):
                 f"step {step.number}: {say_share(shares[one])} lost in "
                 f"{name_site(step.sites[updates[one]])}"
                 for one in order[:3]
-            ],
+            ]
+            + [f"the weights of {site.module or 'the model'} have an rms of {say_number(size)}"],
             hint=(
                 "Keep the weights in float32 and compute in bfloat16 with torch.autocast, use an "
                 "optimizer with float32 copies of the weights, or raise the learning rate."
+                if step.roster.is_coarse[updates[order[0]]]
+                else "Initialise these weights smaller, about 1 and below, or raise the learning "
+                "rate."
             ),
             others=others,
         )

@@ -112,6 +112,12 @@ class Roster:
         return np.array([site.module == last for site in self.sites], bool)
 
     @cached_property
+    def is_before_last_layer(self) -> Flags:
+        """Whether a layer runs after a site: outputs of a model may be as extreme as targets."""
+        last = self.layers[-1] if len(self.layers) else -1
+        return np.asarray(np.arange(len(self)) < last)
+
+    @cached_property
     def first_value(self) -> dict[str, int]:
         """The first output of each module, by its path."""
         found: dict[str, int] = {}
@@ -136,6 +142,13 @@ class Roster:
             for number in self.parameters
             if self.dimensions[number] > 1 and not _is_table(self.sites[number])
         }
+        found = [self.first_value[one] for one in modules if one in self.first_value]
+        return np.array(sorted(found), np.int64)
+
+    @cached_property
+    def tables(self) -> Integers:
+        """The outputs of the tables to look up in that can be trained, in the order they ran in."""
+        modules = {self.sites[one].module for one in self.matrices if self.is_table[one]}
         found = [self.first_value[one] for one in modules if one in self.first_value]
         return np.array(sorted(found), np.int64)
 

@@ -67,8 +67,8 @@ class Rule:
             severity=severity or self.severity,
             site=site,
             step=step.number if isinstance(step, Step) else step,
-            value=value,
-            threshold=threshold,
+            value=_round(value),
+            threshold=_round(threshold),
             message=message,
             source=source or "",
             evidence=tuple(evidence),
@@ -77,6 +77,11 @@ class Rule:
             others=tuple(others),
             more=dict(more or {}),
         )
+
+
+def _round(number: float | None) -> float | None:
+    """Leave out the last digits, which depend on how many sites are computed with at once."""
+    return None if number is None else float(f"{number:.12g}")
 
 
 RuleClass = TypeVar("RuleClass", bound=type[Rule])

@@ -1,4 +1,4 @@
-"""dead-units, saturation, outlier-channels: what the units of a layer do."""
+"""dead-units, outlier-channels: what the units of a layer do."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from hookline.rules.findings import Finding
-from hookline.rules.roster import Roster
 from hookline.rules.rule import Rule
 from hookline.rules.steps import Step, name_site
-from hookline.rules.windows import LossTrend, Window, grow
+from hookline.rules.windows import LossTrend, grow
 from hookline.rules.wording import say_number, say_others, say_share
-from hookline.runs.step_sources import Flags, Floats, Integers
-
-
-def _is_before_last_layer(roster: Roster) -> Flags:
-    """Tell which values have a weighted layer after them: outputs may be as extreme as targets."""
-    last = roster.layers[-1] if len(roster.layers) else -1
-    return np.asarray(np.arange(len(roster)) < last)
+from hookline.runs.step_sources import Floats, Integers
 
 
 class DeadUnits(Rule):
@@ -142,55 +135,6 @@ def _layer(step: Step, number: int) -> str:
     return name_site(site) if step.roster.is_value[number] else (site.module or name_site(site))
 
 
-class Saturation(Rule):
-    """Find sigmoids and tanhs that are at their bounds for most inputs."""
-
-    name = "saturation"
-    severity = "info"
-    sees_broken = False
-
-    def __init__(self, share: float = 0.5, window: int = 20) -> None:
-        self.share = share
-        """How many elements may be within a thousandth of the bound."""
-        self.window = window
-        """In each of so many measured steps."""
-        self._shares = Window(window)
-        self._is_done = False
-
-    def see(self, step: Step) -> Iterable[Finding]:
-        """Look at the activations that another layer follows."""
-        if not step.has("units") or self._is_done:
-            return
-        shares = step.stat("saturated")
-        is_judged = step.roster.is_value & (shares >= 0) & _is_before_last_layer(step.roster)
-        self._shares.add(np.where(is_judged, shares, np.nan))
-        lowest = self._shares.least()
-        at = np.flatnonzero(lowest > self.share)
-        if not len(at):
-            return
-        self._is_done = True
-        site, value = step.sites[at[0]], float(lowest[at[0]])
-        others = [name_site(step.sites[one]) for one in at[1:]]
-        yield self.find(
-            step,
-            site,
-            value=value,
-            threshold=self.share,
-            message=(
-                f"{name_site(site)} is saturated: in each of {self.window} measured steps up to "
-                f"step {step.number}, {say_share(value)} or more of its elements are within 0.001 "
-                f"of the bound (more than {say_share(self.share)} is too much), where hardly any "
-                f"gradient passes.{say_others(others, 'activation')}"
-            ),
-            evidence=[
-                f"{name_site(step.sites[one])}: {say_share(shares[one])} at step {step.number}"
-                for one in at[:4]
-            ],
-            hint="Make the weights before it smaller, normalise its input, or use ReLU or GELU.",
-            others=others,
-        )
-
-
 class OutlierChannels(Rule):
     """Find layers with a channel that is far larger than the others."""
 
@@ -198,9 +142,21 @@ class OutlierChannels(Rule):
     severity = "info"
     sees_broken = False
 
-    def __init__(self, factor: float = 20.0, *, channels: int = 16, times: int = 3) -> None:
+    def __init__(
+        self,
+        factor: float = 20.0,
+        *,
+        table: float = 50.0,
+        far: float = 100.0,
+        channels: int = 16,
+        times: int = 3,
+    ) -> None:
         self.factor = factor
         """How many times the largest channel may be above the middle one."""
+        self.table = table
+        """The same in a table to look up in, whose channels differ more by nature."""
+        self.far = far
+        """What is so many times above it is told one measured step sooner."""
         self.channels = channels
         """In layers of so many channels at least."""
         self.times = times
@@ -215,14 +171,20 @@ class OutlierChannels(Rule):
 
     def _judge(self, step: Step, outliers: Floats) -> Iterator[Finding]:
         roster = step.roster
-        is_judged = roster.is_value & ~roster.is_table & _is_before_last_layer(roster)
+        is_own = ~roster.is_table
+        is_own[roster.tables] = True
+        is_judged = roster.is_value & is_own & roster.is_before_last_layer
         is_judged &= (step.stat("units") >= self.channels) & np.isfinite(outliers)
         # A layer that begins at zero has channels that have not begun yet.
-        is_judged &= step.stat("absmax") >= np.nanmedian(step.stat("absmax")[roster.layers])
+        largest = step.stat("absmax")[roster.layers]
+        largest = largest[~np.isnan(largest)]
+        is_judged &= step.stat("absmax") >= (np.median(largest) if len(largest) else np.inf)
         self._in_a_row = grow(self._in_a_row, len(outliers), 0.0)
-        is_far = is_judged & (outliers > self.factor)
-        self._in_a_row = np.where(is_far, self._in_a_row + 1, self._in_a_row * ~is_judged)
-        at = np.flatnonzero(self._in_a_row >= self.times)
+        limit = np.where(roster.is_table, self.table, self.factor)
+        is_high = is_judged & (outliers > limit)
+        self._in_a_row = np.where(is_high, self._in_a_row + 1, self._in_a_row * ~is_judged)
+        times = np.where(outliers > self.far, max(1, self.times - 1), self.times)
+        at = np.flatnonzero(self._in_a_row >= times)
         if not len(at):
             return
         self._is_done = True
@@ -232,10 +194,10 @@ class OutlierChannels(Rule):
             step,
             site,
             value=value,
-            threshold=self.factor,
+            threshold=limit[at[0]],
             message=(
                 f"One channel of {name_site(site)} is {say_number(value)} times as large as the "
-                f"middle one at step {step.number} (more than {say_number(self.factor)} stands "
+                f"middle one at step {step.number} (more than {say_number(limit[at[0]])} stands "
                 f"out); it takes the range from the others in low precision."
                 f"{say_others(others, 'layer')}"
             ),

@@ -28,6 +28,7 @@ class UpdateRatio(Rule):
         window: int = 20,
         at_once: float = 3.0,
         again: float = 1.0,
+        decayed: float = 1e-6,
     ) -> None:
         self.most = most
         """How much of a weight a step may change, as the median over the window."""
@@ -36,20 +37,26 @@ class UpdateRatio(Rule):
         self.window = window
         """So many steps."""
         self.at_once = at_once
-        """How much of most weights a single step may change."""
+        """How much of most weights a single step may change that leaves a larger loss behind."""
         self.again = again
-        """The same of three steps among ten."""
+        """How much of them each of three steps among ten may change."""
+        self.decayed = decayed
+        """How far below its largest the learning rate may be for a quarter of the steps."""
         self._ratios = Window(window)
         self._typical: list[float] = []
         self._steps = 0
         self._trend = LossTrend()
         self._largest = 0.0
+        self._shock: _Shock | None = None
+        self._decay = _Decay(decayed, window)
         self._is_done = False
 
     def see(self, step: Step) -> Iterable[Finding]:
         """Look at the updates of the weight matrices."""
         if step.is_skipped:
             return
+        if self._decay.add(step) and not self._trend.is_below(0.05):
+            yield self._explain_decay(step)
         matrices, ratios = step.update_ratios
         if not len(matrices) or self._is_done:
             return
@@ -66,9 +73,16 @@ class UpdateRatio(Rule):
 
     def _judge(self, step: Step, matrices: Integers, ratios: Floats) -> Iterator[Finding]:
         typical = np.array(self._typical)
-        if typical[-1] > self.at_once:
-            yield self._too_large(step, matrices, ratios, limit=self.at_once, steps=1)
-        elif typical[-1] > self.again and (typical > self.again).sum() >= 3:
+        shock = self._shock
+        if shock is not None and shock.leaves_larger_loss(step):
+            yield self._too_large(
+                shock.step, shock.matrices, shock.ratios, limit=self.at_once, steps=1
+            )
+            return
+        if typical[-1] > self.at_once and (shock is None or shock.is_over):
+            # One step says little: a weight that begins small has to grow to what it should be.
+            self._shock = _Shock(step, matrices, ratios, loss=self._trend.recent)
+        if typical[-1] > self.again and (typical > self.again).sum() >= 3:
             yield self._too_large(step, matrices, ratios, limit=self.again, steps=3)
         elif self._steps == self.window and self._largest < self.least:
             yield from self._too_small(step, matrices)
@@ -108,6 +122,29 @@ class UpdateRatio(Rule):
             others=names[1:],
         )
 
+    def _explain_decay(self, step: Step) -> Finding:
+        rate, largest = self._decay.rate, self._decay.largest
+        return self.find(
+            step,
+            "",
+            value=rate / largest,
+            threshold=self.decayed,
+            message=(
+                f"The learning rate has decayed to {say_number(rate)} and has been next to "
+                f"nothing since step {self._decay.since}: at step {step.number} it is "
+                f"{say_number(rate / largest)} of its largest ({say_number(largest)}), and nothing "
+                "is learned any more."
+            ),
+            evidence=[
+                f"below {say_number(self.decayed)} of its largest in {self._decay.low} of "
+                f"{self._decay.steps} steps so far"
+            ],
+            hint=(
+                "Look at where the scheduler steps: one made for epochs that steps with every "
+                "batch decays far too early. Or give it the number of steps that there are."
+            ),
+        )
+
     def _too_small(self, step: Step, matrices: Integers) -> Iterator[Finding]:
         gradients = step.roster.gradient_of[matrices]
         has_gradient = step.stat("l2")[gradients[gradients >= 0]] > 0
@@ -131,3 +168,57 @@ class UpdateRatio(Rule):
             hint="Raise the learning rate; look at what the schedule gives for the first steps.",
             others=[name_site(step.sites[step.roster.update_of[one]]) for one in matrices[1:]],
         )
+
+
+class _Shock:
+    """A single step that changed most weights by far more than their size, and what came of it."""
+
+    def __init__(self, step: Step, matrices: Integers, ratios: Floats, *, loss: float) -> None:
+        self.step = step
+        self.matrices = matrices
+        self.ratios = ratios
+        # Its own loss is of the weights before it, and may be that of a bad batch.
+        self._before = float(np.fmin(loss, step.scalars.get("loss", np.nan)))
+        self._after: list[float] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been seen what came of it."""
+        return len(self._after) >= 5
+
+    def leaves_larger_loss(self, step: Step) -> bool:
+        """Take a step after it; tell whether the loss of five of them is clearly above before."""
+        if not self.is_over:
+            self._after.append(step.scalars.get("loss", np.nan))
+            return self.is_over and bool(np.median(self._after) > 1.5 * self._before > 0)
+        return False
+
+
+class _Decay:
+    """For how long the learning rate has been next to nothing beside its largest."""
+
+    def __init__(self, share: float, window: int) -> None:
+        self.largest = 0.0
+        self.rate = 0.0
+        self.since = 0
+        self.low = 0
+        self.steps = 0
+        self._share = share
+        self._window = window
+        self._is_done = False
+
+    def add(self, step: Step) -> bool:
+        """Take a step; tell, once, whether it has been so for too long."""
+        self.steps += 1
+        self.rate = step.scalars.get("lr", np.nan)
+        self.largest = float(np.fmax(self.largest, self.rate))
+        if not self.rate < self._share * self.largest:
+            self.low = 0
+            return False
+        self.since = self.since if self.low else step.number
+        self.low += 1
+        # Where a schedule ends in nothing it is so for the last few steps.
+        if self._is_done or self.low < self._window or self.low <= 0.25 * self.steps:
+            return False
+        self._is_done = True
+        return True

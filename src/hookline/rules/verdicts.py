@@ -10,6 +10,13 @@ from hookline.rules.linking import is_sign
 from hookline.rules.wording import count_of
 
 
+_SPREADING = "non-finite"
+"""The rule of what goes from rank to rank, with the gradients."""
+
+_PHASES = ("parameter", "value", "loss", "gradient", "parameter gradient", "update")
+"""The parts of a step in which a NaN can come up, in their order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A root cause, and what follows from it."""
@@ -25,14 +32,22 @@ def fold(findings: Iterable[Finding]) -> list[Group]:
     """Put findings under the one they follow from: errors first, then by step.
 
     A group is as bad as the worst in it: a layer that dies because of a learning rate makes that
-    the first to look at.
+    the first to look at. Where one rank makes a NaN the others get it from that one.
     """
-    ordered = sorted(findings, key=lambda one: one.step)
+    ordered = sorted(findings, key=_time)
     roots = {one.site: Group(one) for one in reversed(ordered) if not one.cause}
+    first = next((one for one in ordered if one.rule == _SPREADING and not one.cause), None)
+    source = None if first is None else roots[first.site]
+    if first is not None and source is not None and source.root is not first:
+        source = Group(first)
     groups = []
     for one in ordered:
         home = roots.get(one.cause) if one.cause else None
-        if home is not None:
+        if first is not None and one.rule == _SPREADING and one.rank != first.rank:
+            home = source
+        if one is first and source is not None:
+            groups.append(source)
+        elif home is not None:
             home.follows.append(one)
         elif roots.get(one.site) is not None and roots[one.site].root is one:
             groups.append(roots[one.site])
@@ -57,6 +72,15 @@ def say_verdict(findings: Sequence[Finding], *, steps: int, sites: int) -> str:
     return f"{sentence} ({count_of(rest, 'more finding')})" if rest else sentence
 
 
-def _weigh(group: Group) -> tuple[int, int, int]:
+def _weigh(group: Group) -> tuple[int, int, tuple[int, int]]:
     worst = min(SEVERITIES.index(one.severity) for one in (group.root, *group.follows))
-    return worst, SEVERITIES.index(group.root.severity), group.root.step
+    return worst, SEVERITIES.index(group.root.severity), _time(group.root)
+
+
+def _time(finding: Finding) -> tuple[int, int]:
+    """Tell when in a training something happened: the step, and how far into the step."""
+    phase = str(finding.more.get("phase", ""))
+    origin = finding.more.get("origin") or {}
+    if origin.get("cause") == "operation" and not origin.get("is_backward"):
+        phase = "value" if phase != "parameter" else phase
+    return finding.step, _PHASES.index(phase) if phase in _PHASES else 0

@@ -36,11 +36,11 @@ class Window:
 
     def least(self) -> Floats:
         """Give the smallest value of each site whose window is full; NaN for the others."""
-        found = np.full(len(self.counts), np.nan)
-        full = np.flatnonzero(self.is_full)
-        if len(full):
-            found[full] = self._values[:, full].min(axis=0)
-        return found
+        return np.where(self.is_full, self._values.min(axis=0), np.nan)
+
+    def most(self) -> Floats:
+        """Give the largest value of each site whose window is full; NaN for the others."""
+        return np.where(self.is_full, self._values.max(axis=0), np.nan)
 
     @property
     def is_full(self) -> Flags:
@@ -67,9 +67,19 @@ class LossTrend:
         self._first = loss if np.isnan(self._first) else self._first
         self._latest.append(loss)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a loss, and one that zero is the best of."""
+        return self._first > 0 and self.recent > 0
+
+    @property
+    def recent(self) -> float:
+        """The loss now, as the median of five steps; NaN where it is not known."""
+        return float(np.median(self._latest)) if self._latest else np.nan
+
     def is_below(self, share: float) -> bool:
         """Tell whether the loss, as the median of five steps, is below a share of the first."""
-        return bool(self._latest and np.median(self._latest) < share * self._first)
+        return self.recent < share * self._first
 
 
 def grow(values: Floats, count: int, fill: float = np.nan) -> Floats:

@@ -86,7 +86,7 @@ class ScriptWatch:
             except Exception as error:
                 self._fail(error)
         if self.watch is not None and self.failure is None:
-            self._note_stop(self.watch._recorder.guard.failure)
+            self._note_stop(self.watch.failure)
         self._announcer.look(self.findings)
 
     # What the tap tells.
@@ -183,7 +183,7 @@ class ScriptWatch:
         if self.watch is None:
             return
         if self._options.on_finding == "dump":
-            self._announcer.look(tuple(self.watch._delivery.findings))
+            self._announcer.look(self.watch.current_findings)
         if self._options.steps is not None:
             self.watch.flush()
             if self.watch.step_number >= self._options.steps:
@@ -203,7 +203,7 @@ class ScriptWatch:
     @property
     def _is_replaying(self) -> bool:
         """Whether the watch itself is calling modules now, to find an operation."""
-        return self.watch is not None and self.watch._recorder.is_deaf
+        return self.watch is not None and self.watch.is_replaying
 
     @property
     def _is_here(self) -> bool:

@@ -132,6 +132,7 @@ static double count_others(const float *single, const double *wide, int count, p
     }                                                                  \
     into->nan = nan, into->posinf = posinf, into->neginf = neginf;     \
     into->finite = count - nan - posinf - neginf;                      \
+    if (!into->finite) return NAN;                                     \
     for (int i = 0; i < count; i++)                                    \
         if (isfinite((x)[i])) return (x)[i];
     if (single) { COUNT(single) } else { COUNT(wide) }

@@ -9,6 +9,7 @@
     weights.py     parameters, gradients, updates and moments around an optimizer's step
     clocks.py      when optimizers step, and what backward is called on
     backwards.py   what tells that weights are stepped by hand
+    strangers.py   optimizers that have nothing of the watched models
     stepping.py    when a step ends, and what is measured in it
     turns.py       what is measured more rarely
     recording.py   what was measured in one step, and whose it is

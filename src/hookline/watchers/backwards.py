@@ -30,9 +30,12 @@ class Backwards:
     def __init__(self) -> None:
         self.is_by_hand = False
         """Whether a backward ends the step, since nothing else does."""
-        self._may_be = True
+        self.may_be_by_hand = True
+        """Whether no optimizer was ever told of."""
         self._passes = 0
         self._calls = 0
+        self._has_filled = False
+        """Whether a pass has filled the gradients of parameters, and not just given them."""
         self._sample: list[tuple[nn.Parameter, int]] = []
 
     @property
@@ -43,7 +46,7 @@ class Backwards:
     def turns_by_hand(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Learn that a call begins; tell whether what became of the weights says so now."""
         self._calls += 1
-        if not self._may_be or self.is_by_hand or not self._passes:
+        if not self.may_be_by_hand or self.is_by_hand or not self._passes:
             return False
         if not self._sample:
             moving = (one for one in parameters if one.requires_grad)
@@ -53,19 +56,25 @@ class Backwards:
             self._sample = []
         return self.is_by_hand
 
-    def note_backward(self) -> None:
-        """Learn that a backward pass is over."""
+    def note_backward(self, *, fills: bool = True) -> None:
+        """Learn that a backward pass is over; `torch.autograd.grad` fills no parameter's."""
         self._passes += 1
         self._calls = 0
+        self._has_filled = self._has_filled or fills
+
+    def take_by_hand(self) -> None:
+        """Take each backward for a step from now on."""
+        self.is_by_hand = True
 
     def note_step(self, *, is_told: bool) -> None:
         """Learn that a step ends; where that was told, nothing is done by hand."""
         self._passes = self._calls = 0
+        self._has_filled = False
         self._sample = []
         if is_told:
-            self._may_be = self.is_by_hand = False
+            self.may_be_by_hand = self.is_by_hand = False
 
     def _has_moved(self) -> bool:
-        return any(one._version != version for one, version in self._sample) or all(
-            one.grad is None for one, _ in self._sample
-        )
+        if any(one._version != version for one, version in self._sample):
+            return True
+        return self._has_filled and all(one.grad is None for one, _ in self._sample)

@@ -60,3 +60,10 @@ def _check_strides(models: Mapping[str, nn.Module], strides: Mapping[str, int]) 
 def list_rules(options: Options) -> list[Rule] | None:
     """Give the rules that were asked for; None for those by default."""
     return None if isinstance(options.rules, bool) else list(options.rules)
+
+
+def is_judged_by(options: Options, name: str) -> bool:
+    """Tell whether a rule of a name judges."""
+    if isinstance(options.rules, bool):
+        return options.rules
+    return any(one.name == name for one in options.rules)

@@ -1,18 +1,20 @@
 """The clock of a watch: optimizers as they step, gradient scalers that make them skip, backwards.
 
 Torch calls global hooks around the step of every optimizer. A step that a GradScaler leaves out is
-seen by nobody, and neither is what backward is called on, so while something is watched
-`GradScaler.step` and `torch.autograd.backward` tell of it; afterwards both are torch's own again.
+seen by nobody, and neither is what backward is called on, so while something is watched the methods
+of `GradScaler`, `torch.autograd.backward` and `torch.autograd.grad` tell of it; afterwards all are
+torch's own again.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -39,11 +41,14 @@ class StepHearer(Protocol):
     def note_scale(self, optimizer: Optimizer, scale: Tensor) -> None:
         """Learn the factor that a gradient scaler has put into the gradients."""
 
+    def note_scaled(self) -> None:
+        """Learn that a gradient scaler has put its factor into a loss."""
+
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """Learn that backward is called on these numbers."""
 
-    def after_backward(self) -> None:
-        """Learn that it is over."""
+    def after_backward(self, *, fills: bool) -> None:
+        """Learn that it is over; whether the gradients of parameters are filled."""
 
 
 class Clock:
@@ -67,7 +72,9 @@ class Clock:
         if not Clock._running:
             Clock._replacements = [
                 _Replacement(GradScaler, "step", _tell_of_steps),
+                _Replacement(GradScaler, "scale", _tell_of_scaling),
                 _Replacement(torch.autograd, "backward", _tell_of_backwards),
+                _Replacement(torch.autograd, "grad", _tell_of_gradients),
             ]
         Clock._running.append(self)
 
@@ -110,9 +117,13 @@ class Clock:
         """Pass on what backward is called on."""
         self.tell(lambda: self._hearer.before_backward(_find_losses(tensors)))
 
-    def tell_backward_over(self) -> None:
+    def tell_backward_over(self, *, fills: bool) -> None:
         """Pass on that backward is over."""
-        self.tell(self._hearer.after_backward)
+        self.tell(self._hearer.after_backward, fills=fills)
+
+    def tell_scaled(self) -> None:
+        """Pass on that a loss was scaled."""
+        self.tell(self._hearer.note_scaled)
 
 
 class _Replacement:
@@ -165,7 +176,56 @@ def _tell_of_backwards(
         clock.tell_backward(tensors)
     result = backward(tensors, *args, **kwargs)
     for clock in clocks:
-        clock.tell_backward_over()
+        clock.tell_backward_over(fills=True)
+    return result
+
+
+class _Here(threading.local):
+    """What this thread is doing."""
+
+    is_in_grad = False
+
+
+_here = _Here()
+
+
+def _tell_of_gradients(grad: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `torch.autograd.grad`; asked for gradients of parameters, it is a backward too."""
+    outputs, inputs, _, _, has_graph = (*args, None, None, None, None, None)[:5]
+    outputs, inputs = kwargs.get("outputs", outputs), kwargs.get("inputs", inputs)
+    # It calls itself again where a mode is on. What makes a graph is a part of a loss.
+    is_part = _here.is_in_grad or graph_task_id() != -1
+    if is_part or has_graph or kwargs.get("create_graph") or not _has_parameter(inputs):
+        return grad(*args, **kwargs)
+    clocks = tuple(Clock._running)
+    for clock in clocks:
+        clock.tell_backward(outputs)
+    _here.is_in_grad = True
+    try:
+        result = grad(*args, **kwargs)
+    finally:
+        _here.is_in_grad = False
+    for clock in clocks:
+        clock.tell_backward_over(fills=False)
+    return result
+
+
+def _has_parameter(inputs: Any) -> bool:
+    """Tell whether the first of what gradients are wanted of is a parameter."""
+    if isinstance(inputs, dict):
+        inputs = list(inputs.values())
+    first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
+    return isinstance(first, nn.Parameter)
+
+
+def _tell_of_scaling(
+    scale: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `GradScaler.scale`, and let running clocks learn that a loss has a factor."""
+    result = scale(scaler, *args, **kwargs)
+    if gradient_scale(scaler) is not None:
+        for clock in tuple(Clock._running):
+            clock.tell_scaled()
     return result
 
 

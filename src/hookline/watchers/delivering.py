@@ -77,6 +77,10 @@ class Delivery:
             return
         self._worker.put(lambda: self._bring(harvest))
 
+    def take_finding(self, finding: Finding) -> None:
+        """Take what the watch itself has found, as if a rule had."""
+        self._worker.put(lambda: self._keep(finding, ()))
+
     def add_finding(self, finding: Mapping[str, Any]) -> None:
         """Note in the run what was concluded from it."""
         writer = self.writer
@@ -164,10 +168,13 @@ class Delivery:
             say(failure)
         self._failures = len(self._judge.failures)
         for finding in found:
-            self.findings.append(finding)
-            if self.writer is not None:
-                self.writer.add_finding(finding.to_dict())
-            self._reaction.take(finding, calls)
+            self._keep(finding, calls)
+
+    def _keep(self, finding: Finding, calls: Sequence[KeptCall]) -> None:
+        self.findings.append(finding)
+        if self.writer is not None:
+            self.writer.add_finding(finding.to_dict())
+        self._reaction.take(finding, calls)
 
     def _add_sites(self, sites: Sequence[SiteFacts]) -> None:
         if sites:

@@ -17,6 +17,8 @@ from hookline.stats.rows import derive
 
 _LEAST_SECONDS = 0.5
 _LEAST_WIDTH = 20
+_CLEAR = "\r\x1b[K"
+"""Go to the beginning of the line, and leave nothing on it."""
 _WIDTH = 100
 """How long the line may be where nobody knows how wide the terminal is."""
 
@@ -31,7 +33,6 @@ class ProgressLine:
         self._shown = 0.0
         self._began: tuple[float, int] | None = None
         self._latest: tuple[StepRecord, Sequence[SiteFacts], Sequence[Finding], float] | None = None
-        self._width = 0
 
     def show(
         self, record: StepRecord, sites: Sequence[SiteFacts], findings: Sequence[Finding] = ()
@@ -73,8 +74,8 @@ class ProgressLine:
         room = max(self._measure() - 1, _LEAST_WIDTH)
         if len(text) > room and not is_last:
             text = text[: room - 1] + "…"
-        self._put("\r" + text.ljust(self._width))
-        self._width = min(len(text), room)
+        # The cursor goes back to the beginning, where whatever the script prints next begins.
+        self._put(_CLEAR + text + ("" if is_last else "\r"))
 
     def _measure(self) -> int:
         with contextlib.suppress(OSError, ValueError):

@@ -122,7 +122,7 @@ class Seeker:
         is_backward = not (kinds - OF_BACKWARD)
         with self._recorder.deaf():
             origin = find_origin(self.calls, backward=is_backward) if self._calls else None
-            if origin is None or origin.cause != "operation":
+            if origin is None or origin.cause == "not reproduced":
                 for ask in self.others:
                     other = ask()
                     if other is not None:

@@ -28,6 +28,7 @@ from hookline.watchers.pacing import Pace
 from hookline.watchers.reacting import Reaction
 from hookline.watchers.recording import Recorder
 from hookline.watchers.seeking import OF_BACKWARD, OF_STEPS, Seeker
+from hookline.watchers.strangers import Strangers
 from hookline.watchers.turns import Turns
 from hookline.watchers.weights import Weights
 
@@ -48,6 +49,7 @@ class Steps:
         reaction: Reaction,
         delivery: Delivery,
         abandon: Callable[[], None],
+        strangers: Strangers | None,
     ) -> None:
         self.number = first
         """The number of the step under way."""
@@ -63,6 +65,7 @@ class Steps:
         self._reaction = reaction
         self._delivery = delivery
         self._abandon = abandon
+        self._strangers = strangers
         self._backwards = Backwards()
         self._stepped: list[weakref.ref[Optimizer]] = []
         """The optimizers that have stepped in the step under way."""
@@ -76,7 +79,9 @@ class Steps:
         self._was_bad = False
         """Whether something was not finite before."""
         self._bad_loss: float | None = None
-        """A loss that is not finite, of a step that is not watched."""
+        """A loss on the CPU that is not finite, until it was looked into."""
+        self._has_bad_loss = False
+        """Whether the step under way has a loss that is not finite."""
         self._with_closure: weakref.ref[Optimizer] | None = None
         self._is_in_closure = False
         """Whether an optimizer is under way that calls the model itself."""
@@ -111,6 +116,7 @@ class Steps:
     def before_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Measure the weights and gradients of an optimizer that is about to step."""
         if not self._is_ours(optimizer):
+            self._meet_stranger(optimizer)
             return
         self._raise_waiting()
         self._begin_if_again(optimizer)
@@ -157,6 +163,10 @@ class Steps:
         if self._recorder.is_on:
             self._recorder.scale_gradients(scale)
 
+    def note_scaled(self) -> None:
+        """Learn that a gradient scaler has put its factor into a loss of this step."""
+        self._is_scaled = True
+
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """Take what backward is called on as the loss, where a watched model ran before it."""
         recorder = self._recorder
@@ -166,19 +176,20 @@ class Steps:
         if self.is_complete and not self._attachment.hears_calls:
             self.advance()  # no call could tell that the next step has begun
         with torch._C.DisableTorchFunction():  # no mode is to see that
-            if recorder.is_on:
-                # A closure may be called again and again; the first time is the step's.
-                if not self._is_in_closure or not recorder.has_losses:
-                    with recorder.timed():
-                        for one in losses:
-                            recorder.add_loss(one)
-                    self._new_losses = len(losses), recorder.progress
-            elif self._is_looking:
-                numbers = [one.detach().item() for one in losses if one.device.type == "cpu"]
-                bad = [one for one in numbers if not math.isfinite(one)]
-                self._bad_loss = bad[0] if bad else self._bad_loss
+            # A closure may be called again and again; the first time is the step's.
+            if recorder.is_on and not (self._is_in_closure and recorder.has_losses):
+                with recorder.timed():
+                    for one in losses:
+                        recorder.add_loss(one)
+                self._new_losses = len(losses), recorder.progress
+            numbers = [one.detach().item() for one in losses if one.device.type == "cpu"]
+        bad = [one for one in numbers if not math.isfinite(one)]
+        if bad and self._is_looking and not (self._is_scaled and math.isinf(bad[0])):
+            # The weights are still those of the forward, whoever changes them later.
+            self._bad_loss = bad[0]
+            self._has_bad_loss = self._look_for_bad()
 
-    def after_backward(self) -> None:
+    def after_backward(self, *, fills: bool = True) -> None:
         """Learn that a backward pass is over: where no optimizer ever steps, so is the step."""
         recorder = self._recorder
         if not self._is_our_backward:
@@ -188,12 +199,16 @@ class Steps:
         if count and recorder.has_gradients and recorder.progress == before:
             recorder.drop_losses(count)  # it went past every watched value: not our loss
             return
-        self._backwards.note_backward()
+        self._backwards.note_backward(fills=fills)
+        if self._strangers is not None:
+            self._strangers.note_backward()
         if self._is_in_closure:
             self._check_values()  # the weights change as soon as the closure returns
         elif self._backwards.is_by_hand:
             self._check_values()
             self._complete()
+        elif self._has_bad_loss and self._backwards.may_be_by_hand:
+            self._check_values()  # no optimizer has stepped so far, and maybe none will
 
     @property
     def _is_our_backward(self) -> bool:
@@ -243,8 +258,19 @@ class Steps:
         if any(one() is optimizer for one in self._stepped):
             self.advance()
 
+    def _meet_stranger(self, optimizer: Optimizer) -> None:
+        if self._strangers is None or not self.is_running or not self.is_here:
+            return
+        with self._recorder.timed():
+            found = self._strangers.note_step(optimizer, step=self.number)
+        if found is not None:
+            self._delivery.take_finding(found)
+            self._backwards.take_by_hand()  # what it steps after is a step all the same
+
     def _note_step(self, optimizer: Optimizer) -> None:
         self._backwards.note_step(is_told=True)
+        if self._strangers is not None:
+            self._strangers.note_own_step()
         if self._counted is not None and not any(one() is optimizer for one in self._counted):
             return
         self._stepped.append(weakref.ref(optimizer))
@@ -275,11 +301,10 @@ class Steps:
             kinds: set[str] = set()
             if recorder.is_on:
                 kinds = recorder.find_bad(is_scaled=self._is_scaled) - OF_STEPS
-            elif self._bad_loss is not None and not (
-                self._is_scaled and math.isinf(self._bad_loss)
-            ):
+            if self._bad_loss is not None:
                 kinds.add("loss")
-                recorder.add_scalar("loss", self._bad_loss)
+                if not recorder.is_on:
+                    recorder.add_scalar("loss", self._bad_loss)
                 self._bad_loss = None
             if self._is_scaled:  # a scaler is there to let gradients overflow now and then
                 kinds -= OF_BACKWARD
@@ -294,7 +319,8 @@ class Steps:
 
     def _check_values(self) -> None:
         """Where something is not finite and findings are to be raised, judge at once and raise."""
-        if self._look_for_bad() and self._reaction.raises:
+        is_bad = self._look_for_bad() or self._has_bad_loss
+        if is_bad and self._reaction.raises:
             self.advance(is_partial=not self.is_complete)
             self._delivery.flush()
             self._raise_waiting()
@@ -345,6 +371,7 @@ class Steps:
         recorder.tell_begin = None
         self.is_complete = self._has_call = self._is_scaled = self._is_in_closure = False
         self._bad_loss = None
+        self._has_bad_loss = False
         self._is_due = is_due
         self._is_next_due = None
         self._weights.begin_step(self.number)

@@ -23,7 +23,7 @@ from hookline.replays import Origin
 from hookline.rules import Judge, Rule, say_verdict
 from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
 from hookline.watchers.attaching import Attachment, Models, name_models
-from hookline.watchers.choosing import choose_all, list_rules
+from hookline.watchers.choosing import choose_all, is_judged_by, list_rules
 from hookline.watchers.clocks import Clock
 from hookline.watchers.delivering import Delivery
 from hookline.watchers.describing import Descriptions
@@ -36,6 +36,7 @@ from hookline.watchers.recording import Recorder
 from hookline.watchers.seeking import Seeker
 from hookline.watchers.sinks import Sink
 from hookline.watchers.stepping import Steps
+from hookline.watchers.strangers import RULE, Strangers
 from hookline.watchers.turns import Turns
 from hookline.watchers.weights import Weights
 from hookline.watchers.working import say
@@ -180,6 +181,7 @@ class Watch:
             reaction=self._reaction,
             delivery=self._delivery,
             abandon=self._let_go,
+            strangers=Strangers(self._weights) if is_judged_by(options, RULE) else None,
         )
         self._clock = Clock(self._steps, self._recorder.guard)
         if self._recorder.has_given_up:
@@ -247,6 +249,21 @@ class Watch:
         """What rules have found so far, in the order in which they found it."""
         self.flush()
         return Findings(self._delivery.findings)
+
+    @property
+    def current_findings(self) -> Findings:
+        """What rules have found so far, without waiting for what is still being judged."""
+        return Findings(tuple(self._delivery.findings))
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it calls the models itself now, to find an operation."""
+        return self._recorder.is_deaf
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of hookline's own that ended it before its time."""
+        return self._recorder.guard.failure
 
     @property
     def verdict(self) -> str:

@@ -101,6 +101,12 @@ class Weights:
         self._turn = 0
 
     @property
+    def models(self) -> Iterator[nn.Module]:
+        """The watched models."""
+        for _, model, _ in self._models:
+            yield model
+
+    @property
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters of the watched models, measured or not."""
         for _, model, _ in self._models:
