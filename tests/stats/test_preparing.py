@@ -59,6 +59,7 @@ def test_sparse_with_dense_rows_is_the_whole_matrix(implementation) -> None:
     assert_measured_as(implementation, x.to_sparse(1), x)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_uncoalesced_sparse_adds_what_stands_at_one_place(implementation) -> None:
     x = torch.sparse_coo_tensor([[1, 1, 4]], [1.0, 2.0, -5.0], (6,), check_invariants=True)
     assert not x.is_coalesced()
