@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +18,11 @@ HERE = "tests/replays/test_outside_operations.py"
 
 
 @pytest.fixture
-def outside() -> Iterator[OutsideOperations]:
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[OutsideOperations]:
     """Give one that is off the stack again at the end."""
+    # Other tests of this process may have compiled something, after which it does not start.
+    if "torch._dynamo.convert_frame" in sys.modules:
+        monkeypatch.setattr("torch._dynamo.convert_frame.FRAME_COUNTER", 0)
     made = OutsideOperations()
     yield made
     made.stop()

@@ -151,3 +151,63 @@ def test_origin_in_the_input_says_so():
     step = NETWORK.step(3, {"a:output": NAN}, more={"origin": origin})
     (finding,) = find(step)
     assert finding.message.startswith("The input of the model held a NaN already at step 3")
+
+
+def tell(**facts):
+    origin = {"site": "b/op", "source": "model.py:48", "kind": "nan", "cause": "operation"} | facts
+    (finding,) = find(NETWORK.step(7, {"b:output": NAN, "c:output": NAN}, more={"origin": origin}))
+    return finding
+
+
+def test_reason_stands_in_the_message():
+    finding = tell(why="softmax of a row that is all -inf (16 rows)", inputs=[{"inf": 4}])
+    assert finding.message == (
+        "b/op made the first NaN at step 7 (model.py:48): softmax of a row that is all -inf "
+        "(16 rows); 2 sites downstream only carried it on."
+    )
+    assert finding.hint.startswith("Give every row something to look at")
+
+
+def test_input_with_an_infinity_is_not_called_finite():
+    finding = tell(why="op gave NaN, and was given none", inputs=[{"inf": 4, "nan": 0}])
+    assert finding.message.startswith("b/op made the first NaN at step 7 (model.py:48); 2 sites")
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ("division by zero (1 element of `deg` is 0)", "Add an epsilon to the divisor"),
+        ("log of 0 (3 elements)", "Clamp what goes into the log"),
+        ("exp of 89.1 overflows float32", "Take the largest away"),
+        ("exp of 12.1 overflows float16", "Use bfloat16"),
+        ("float16 overflow: 7e+04 > 65504", "Use bfloat16"),
+        ("sqrt at 0 has an infinite slope (2 elements)", "Add an epsilon before the root"),
+        ("acos at 1 or -1 has an infinite slope", "Keep it inside of -1 and 1"),
+        ("sqrt of a negative number (1 element, the lowest -1)", "Clamp what goes into it"),
+        ("nll_loss where every target is -100, which is ignored: ...", "Leave out batches"),
+        ("std of a single element: its divisor n - 1 is 0", "Leave out groups"),
+        ("0 * inf", "Choose with torch.where"),
+        ("float32 overflow: matmul passes 3.4e+38", "Scale down"),
+        ("something else", "Look at the operations of this module"),
+    ],
+)
+def test_hint_fits_the_reason(why, hint):
+    assert tell(why=why).hint.startswith(hint)
+
+
+def test_parameter_that_a_replay_shows_was_bad_before():
+    finding = tell(site="b.weight", cause="parameter", why="NaN was in it before the call")
+    assert finding.message.startswith("b.weight held a NaN already when step 7 began")
+    assert finding.hint.startswith("Look where the parameter comes from")
+
+
+def test_sentence_has_a_name_also_where_a_replay_shows_nothing():
+    origin = {"site": "", "cause": "not reproduced", "why": "it talks to other ranks"}
+    origin["evidence"] = ["it talks to other ranks"]
+    (loss,) = find(NETWORK.step(2, {}, loss=float("nan"), more={"origin": origin}))
+    assert loss.message == "The loss became nan at step 2, and all outputs were finite."
+    assert "it talks to other ranks" in loss.evidence
+    (value,) = find(NETWORK.step(2, {"b:output": NAN}, more={"origin": origin}))
+    assert value.message.startswith("b made the first NaN at step 2")
+    nameless = tell(site="", why="")
+    assert nameless.message.startswith("b made the first NaN")

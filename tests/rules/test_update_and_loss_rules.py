@@ -161,6 +161,17 @@ def test_output_that_grows_while_the_loss_falls_is_fine():
     assert "grows without end" in finding.message
 
 
+def test_output_of_a_layer_that_began_at_zero_has_not_grown_without_end():
+    network = Network("a")
+    rows = {"a.weight:update": {"rms": 8.0}}
+    sizes = [0.01, 1.0, 2.0, *[3.0] * 30]
+    steps = [
+        network.step(n, {"a:output": {"rms": size}} | (rows if n == 0 else {}), loss=0.7 + n / 40)
+        for n, size in enumerate(sizes)
+    ]
+    assert judge(Exploding(), network, steps) == []
+
+
 def test_gradients_that_grow_towards_the_input_explode():
     names = [f"l{n}" for n in range(10)]
     deep = Network(*names)

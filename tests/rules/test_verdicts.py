@@ -75,3 +75,29 @@ def test_nan_stays_a_root_and_lists_the_signs():
     nan = finding("non-finite", "error", "a", 9)
     linked = link(nan, [finding("exploding", "warning", "b", 4)])
     assert (linked.cause, linked.evidence) == ("", ("before it, at step 4: exploding at b",))
+
+
+def spread(site, step, phase, rank, **more):
+    return finding("non-finite", "error", site, step, rank=rank, more={"phase": phase, **more})
+
+
+def test_rank_that_made_the_nan_comes_before_those_that_got_it():
+    got = spread("0.weight:grad", 5, "parameter gradient", rank=0)
+    made = spread("0", 5, "value", rank=1)
+    later = spread("0.weight", 6, "parameter", rank=2)
+    (group,) = fold([got, later, made])
+    assert (group.root, group.follows) == (made, [got, later])
+    assert say_verdict([got, made], steps=9, sites=5) == "non-finite at 0."
+
+
+def test_forward_operation_of_an_origin_comes_before_gradients():
+    got = spread("0.weight:grad", 5, "gradient", rank=0)
+    made = spread("train.py:3/log", 5, "gradient", rank=1, origin={"cause": "operation"})
+    assert fold([got, made])[0].root is made
+
+
+def test_nan_of_other_ranks_is_not_folded_under_an_earlier_finding_at_its_site():
+    sign = finding("headroom", "warning", "a", 1)
+    made, got = spread("a", 5, "value", rank=0), spread("b", 6, "gradient", rank=1)
+    groups = fold([sign, got, made])
+    assert [(one.root, one.follows) for one in groups] == [(made, [got]), (sign, [])]

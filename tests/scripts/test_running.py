@@ -37,7 +37,7 @@ def test_script_is_watched_from_its_first_step(run_here: RunHere, tmp_path: Path
     assert paths(run) == {"", "0", "1", "2"}
     assert len(run.scalar("loss").values) == 5
     assert done.err.lstrip().startswith("No findings in 5 steps of 20 sites.")
-    assert str(tmp_path / "run") in done.err
+    assert "run   run (finished, 5 steps (0 to 4), 20 sites)" in done.err
 
 
 def test_numbers_are_those_of_the_script_alone(run_here: RunHere) -> None:
@@ -257,6 +257,44 @@ def test_loss_of_the_script_is_named_by_its_line(
     )
     (finding,) = [one for one in done.done.findings if one.rule == "non-finite"]
     assert (finding.site, finding.step) == (f"script.py:{line + 1}/sqrt", 2)
+
+
+def test_loss_of_minus_infinity_is_named_by_its_line(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "torch._dynamo.convert_frame" in sys.modules:
+        monkeypatch.setattr("torch._dynamo.convert_frame.FRAME_COUNTER", 0)
+    done = run_here(
+        "model = make()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for number in range(4):\n"
+        "    loss = (model(x) - y).square().mean()\n"
+        "    if number == 2:\n"
+        "        loss = loss + torch.log(loss - loss)\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    lines = (Path.cwd() / "script.py").read_text().splitlines()
+    line = lines.index("        loss = loss + torch.log(loss - loss)") + 1
+    (finding,) = [one for one in done.done.findings if one.rule == "non-finite"]
+    assert (finding.site, finding.step) == (f"script.py:{line}/log", 2)
+
+
+def test_lines_outside_of_the_script_are_nobodys(run_here: RunHere) -> None:
+    done = run_here(
+        "first, last = nn.Linear(8, 16), nn.Linear(16, 4)\n"
+        "parameters = [*first.parameters(), *last.parameters()]\n"
+        "for number in range(20):\n"
+        "    out = last(first(x))\n"
+        "    slopes = torch.autograd.grad((out - y).square().mean(), parameters)\n"
+        "    with torch.no_grad():\n"
+        "        for one, slope in zip(parameters, slopes):\n"
+        "            one.sub_(slope * (1e-2 if number != 12 else float('inf')))\n"
+    )
+    (finding,) = [one for one in done.done.findings if one.rule == "non-finite"]
+    assert finding.message.startswith("weight held an infinity already when step")
+    assert finding.source.startswith("script.py:")
 
 
 def test_loss_is_not_blamed_for_what_came_out_of_the_model(

@@ -87,10 +87,10 @@ def test_gradients_for_a_penalty_are_no_backward() -> None:
             batch.requires_grad_()
             (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
             optimizer.zero_grad()
-            slope.square().sum().backward()
+            (model(batch).square().mean() + slope.square().sum()).backward()
             optimizer.step()
     assert len(watched.history.steps) == 12
-    assert watched.scalar("loss").values[0] > 0
+    assert len(watched.scalar("loss").values) == 12
 
 
 class Checkpointed(nn.Module):
@@ -139,18 +139,18 @@ def test_backward_inside_of_a_backward_is_replayed_unheard() -> None:
     assert len(watched.history.steps) == 4
 
 
-@pytest.mark.parametrize(("cause", "is_asked"), [("parameter", False), ("input", False)])
+@pytest.mark.parametrize("cause", ["operation", "parameter", "input"])
 def test_nobody_else_is_asked_where_a_call_shows_it(
-    cause: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+    cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked: list[int] = []
     seeker = Seeker(Recorder(), is_wanted=True)
     seeker.others.append(lambda: asked.append(1))
     seeker.keep(nn.Linear(2, 2), (torch.zeros(1, 2),), {}, "")
     shown = Origin("fc.weight", cause=cause)
     monkeypatch.setattr("hookline.watchers.seeking.find_origin", lambda *_, **__: shown)
     assert seeker.seek({"value"}) is shown
-    assert bool(asked) is is_asked
+    assert not asked
 
 
 def test_others_are_asked_where_no_call_could_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,11 +225,12 @@ def test_the_line_is_written_over_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     text = stream.getvalue()
     assert text.count("\n") == 1
     assert text.endswith("\n")
-    lines = text.rstrip("\n").split("\r")[1:]
-    assert lines[0] == "hookline: step 0 · loss 2 · 12 sites"
-    assert lines[-1].rstrip() == "hookline: step 4 · 1 steps/s · loss 0.4 · 12 sites · done"
-    # Nothing of a longer line before is left on the screen.
-    assert all(len(b) >= len(a.rstrip()) for a, b in pairwise(lines))
+    # Each clears the line first, so that nothing of a longer one before is left on the screen.
+    first, *lines = text.rstrip("\n").split("\r\x1b[K")
+    assert first == ""
+    assert lines[0] == "hookline: step 0 · loss 2 · 12 sites\r"
+    assert lines[-1] == "hookline: step 4 · 1 steps/s · loss 0.4 · 12 sites · done"
+    assert all(line.endswith("\r") for line in lines[:-1]), "a print would land behind the line"
 
 
 def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

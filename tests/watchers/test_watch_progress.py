@@ -44,7 +44,10 @@ def show(step: StepRecord, *findings: Finding, width: int, monkeypatch: pytest.M
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((width, 24)))
     stream = Screen()
     ProgressLine(stream).show(step, SITES, findings)
-    return stream.getvalue().lstrip("\r")
+    written = stream.getvalue()
+    assert written.startswith("\r\x1b[K"), "what stood there is not cleared"
+    assert written.endswith("\r"), "the next print begins behind the line"
+    return written[4:-1]
 
 
 def test_the_weight_that_moves_most_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +78,11 @@ def test_the_line_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     line = show(record(), find("error", "rule", "x" * 100), width=60, monkeypatch=monkeypatch)
     assert len(line) == 59
     assert line.endswith("xx…")
+
+
+def test_the_last_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Screen()
+    line = ProgressLine(stream)
+    line.show(record(), SITES)
+    line.end("cheap")
+    assert stream.getvalue().endswith("2 sites · cheap\n")

@@ -53,8 +53,9 @@ def test_steps_go_on_after_it_was_told() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(3))], 0.01)
     with hl.watch(model) as watched:
         for batch in batches(5, 3, count=30):
+            loss = model(batch).square().mean()
             model.zero_grad()
-            model(batch).square().mean().backward()
+            loss.backward()
             optimizer.step()
     assert len(watched.history.steps) == 10
 

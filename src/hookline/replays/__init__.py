@@ -14,6 +14,7 @@ slopes.py      the same for its backward
 nodes.py       backward nodes tied to the operations that made them
 origins.py     what was found: `Origin`
 finding.py     the replay itself: `find_origin`
+apart.py       the same in a process of its own, of which nothing stays behind
 rowwise.py     why, from rows of statistics alone
 outside.py     operations that a script calls outside of its models: `OutsideOperations`
 
@@ -22,9 +23,17 @@ Leaves the model, its gradients and the random states as they were, and knows no
 
 from __future__ import annotations
 
+from hookline.replays.apart import find_origin_apart
 from hookline.replays.calls import KeptCall, keep_call
 from hookline.replays.finding import find_origin
 from hookline.replays.origins import Origin
 from hookline.replays.outside import OutsideOperations
 
-__all__ = ["KeptCall", "Origin", "OutsideOperations", "find_origin", "keep_call"]
+__all__ = [
+    "KeptCall",
+    "Origin",
+    "OutsideOperations",
+    "find_origin",
+    "find_origin_apart",
+    "keep_call",
+]

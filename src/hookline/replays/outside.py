@@ -32,7 +32,7 @@ from hookline.stats.rows import NAN, NEGINF, POSINF
 _MOST = 500
 """How many operations are noted until the next reset."""
 
-_UNHEARD = frozenset([Tensor.grad.__get__, Tensor.requires_grad.__get__])  # type: ignore[attr-defined]
+_UNHEARD = frozenset(vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "requires_grad"))
 """Questions that many ask of every parameter, and that show nothing new."""
 
 _BAD, _LOW, _MASK, _CAME = "bad", "low", "mask", "came in"

@@ -188,8 +188,11 @@ class _Start:
         now = np.full(len(roster), np.nan)
         now[roster.layers] = rms
         self._rms = grow(self._rms, len(roster))
-        if self._steps < 10 and self._moved < 0.3:
+        is_beginning = self._steps < 10 and self._moved < 0.3
+        if is_beginning:
             self.loss, self.norm = np.fmax(self.loss, loss), np.fmax(self.norm, norm)
+        # A layer that begins at zero gives nothing before its first steps.
+        if is_beginning or self._steps < 3:
             self._rms = np.fmax(self._rms, now)
         else:
             self._rms = np.where(np.isnan(self._rms), now, self._rms)

@@ -104,10 +104,12 @@ _REASONS = (
 )
 """Words of a reason, and what to try about it; the first that fits counts."""
 
+_ARTICLES = {"NaN": "a NaN", "infinity": "an infinity"}
+
 
 def is_shown(origin: Origin | None) -> bool:
     """Tell whether a replay has shown where it comes from."""
-    return bool(origin) and origin.get("cause") != "not reproduced"
+    return origin is not None and bool(origin) and origin.get("cause") != "not reproduced"
 
 
 def say(
@@ -126,13 +128,13 @@ def say(
 
 
 def _say_origin(origin: Origin, name: str, what: str, step: int, where: str) -> str:
-    cause = origin.get("cause")
+    cause, a_what = origin.get("cause"), _ARTICLES[what]
     if cause == "input":
         named = name.partition(":input")[0]
         owner = f"The input of {named or 'the model'}"
-        return f"{owner} held a {what} already at step {step}{where}"
+        return f"{owner} held {a_what} already at step {step}{where}"
     if cause == "parameter":
-        return f"{name} held a {what} already when step {step} began{where}"
+        return f"{name} held {a_what} already when step {step} began{where}"
     head = f"{name} made the first {what} at step {step}{where}"
     if origin.get("is_backward"):
         head += ", in the backward pass"
@@ -147,9 +149,9 @@ def _say_origin(origin: Origin, name: str, what: str, step: int, where: str) -> 
 
 def _say_phase(phase: str, name: str, kind: str, what: str, step: int, where: str) -> str:
     """Say as much as the measured sites tell."""
-    when = f"at step {step}"
+    when, a_what = f"at step {step}", _ARTICLES[what]
     return {
-        "parameter": f"{name} held a {what} already when step {step} began{where}",
+        "parameter": f"{name} held {a_what} already when step {step} began{where}",
         "value": (
             f"{name} made the first {what} {when}{where}; everything that ran before it was finite"
         ),
@@ -164,7 +166,7 @@ def _say_phase(phase: str, name: str, kind: str, what: str, step: int, where: st
         "update": (
             f"The optimizer made the first {what} {when} in {name}; the gradients were finite"
         ),
-    }.get(phase, f"{name} holds a {what} {when}{where}")
+    }.get(phase, f"{name} holds {a_what} {when}{where}")
 
 
 def show_origin(origin: Origin | None) -> list[str]:

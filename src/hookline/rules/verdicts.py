@@ -9,7 +9,6 @@ from hookline.rules.findings import SEVERITIES, Finding
 from hookline.rules.linking import is_sign
 from hookline.rules.wording import count_of
 
-
 _SPREADING = "non-finite"
 """The rule of what goes from rank to rank, with the gradients."""
 

@@ -19,7 +19,7 @@ from hookline import _trees
 from hookline._torch import CreationMeta, add_tensor_hook, creation_meta, is_functorch_active
 from hookline.hooks.caution import maker_of
 from hookline.hooks.gradients import NodeRelay
-from hookline.replays import KeptCall, Origin, find_origin, keep_call
+from hookline.replays import KeptCall, Origin, find_origin_apart, keep_call
 from hookline.watchers.recording import Recorder
 
 MOST_CALLS = 8
@@ -121,7 +121,7 @@ class Seeker:
         self._tries += 1
         is_backward = not (kinds - OF_BACKWARD)
         with self._recorder.deaf():
-            origin = find_origin(self.calls, backward=is_backward) if self._calls else None
+            origin = find_origin_apart(self.calls, backward=is_backward) if self._calls else None
             if origin is None or origin.cause == "not reproduced":
                 for ask in self.others:
                     other = ask()
