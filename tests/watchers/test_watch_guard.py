@@ -173,7 +173,7 @@ def test_a_replay_that_fails_changes_nothing(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise KeyError("on purpose")
 
-    monkeypatch.setattr("hookline.watchers.seeking.find_origin", fail)
+    monkeypatch.setattr("hookline.watchers.seeking.find_origin_apart", fail)
     monkeypatch.setattr(Recorder, "find_bad", lambda self, is_scaled: {"value"})
     model, optimizer = make()
     with pytest.warns(hl.HooklineWarning, match="the watch has stopped") as said, hl.watch(model):

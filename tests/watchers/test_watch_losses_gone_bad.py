@@ -148,7 +148,7 @@ def test_nobody_else_is_asked_where_a_call_shows_it(
     seeker.others.append(lambda: asked.append(1))
     seeker.keep(nn.Linear(2, 2), (torch.zeros(1, 2),), {}, "")
     shown = Origin("fc.weight", cause=cause)
-    monkeypatch.setattr("hookline.watchers.seeking.find_origin", lambda *_, **__: shown)
+    monkeypatch.setattr("hookline.watchers.seeking.find_origin_apart", lambda *_, **__: shown)
     assert seeker.seek({"value"}) is shown
     assert not asked
 
@@ -159,7 +159,7 @@ def test_others_are_asked_where_no_call_could_be_repeated(monkeypatch: pytest.Mo
     seeker.others.append(lambda: other)
     seeker.keep(nn.Linear(2, 2), (torch.zeros(1, 2),), {}, "")
     hidden = Origin("", cause="not reproduced")
-    monkeypatch.setattr("hookline.watchers.seeking.find_origin", lambda *_, **__: hidden)
+    monkeypatch.setattr("hookline.watchers.seeking.find_origin_apart", lambda *_, **__: hidden)
     assert seeker.seek({"value"}) is other
 
 

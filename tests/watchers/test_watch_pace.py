@@ -59,6 +59,17 @@ def test_the_whole_run_stays_within_the_budget(added: float) -> None:
     assert overhead == pytest.approx(len(watched) * added / steps, rel=0.05)
 
 
+@pytest.mark.parametrize("added", [0.001, 0.2, 2.0])
+def test_free_steps_are_watched_whatever_they_cost_and_not_paid_for(added: float) -> None:
+    steps, free = 2000, 100
+    watched = run_pace(Pace(1, 0.05, free=free), steps, plain=1.0, added=added)
+    assert watched[:free] == list(range(free))
+    later = [one for one in watched if one >= free]
+    assert later[0] <= free + 2
+    assert len(later) * added / (steps - free) <= 0.05 * 1.1
+    assert len(later) >= min((steps - free) * 0.9, 0.05 / added * (steps - free) * 0.8)
+
+
 @pytest.mark.parametrize(("added", "extras"), [(0.3, 0.0), (2.0, 0.0), (0.1, 1.0), (0.02, 4.0)])
 def test_what_learning_cost_is_paid_back(added: float, extras: float) -> None:
     """Some hundred steps, and the run as a whole is within the budget, extras and all."""

@@ -90,13 +90,14 @@ def script_options(command: Any) -> Any:
 )
 @script_options
 @click.option(
-    "--every", metavar="N", type=click.IntRange(1), default=1, help="Watch one step in N."
+    "--every", metavar="N", type=click.IntRange(1), help="Watch one step in N, whatever it costs."
 )
 @click.option(
     "--budget",
     metavar="PERCENT",
     type=click.FloatRange(0, 1000, min_open=True),
-    help="Watch as many steps as cost at most so much of the time.",
+    help="After the first 100 steps, watch as many as cost at most so much of the time: 5 unless "
+    "given.",
 )
 @click.option(
     "--on-finding",
@@ -162,14 +163,24 @@ def run_script(
         is_claimed=out is None and read_rank()[1] == 1,
         has_page=not no_html,
         page=None if page is None else page.expanduser().absolute(),
-        every=given["every"],
-        budget=None if given["budget"] is None else given["budget"] / 100,
+        every=given["every"] or 1,
+        budget=_choose_budget(given["every"], given["budget"]),
         on_finding=given["on_finding"],
         is_quiet=given["quiet"],
         has_progress=given["progress"],
         **read_script_options(launch, given),
     )
     raise StartScript(ScriptRun(launch, options).run)
+
+
+_BUDGET = 5.0
+
+
+def _choose_budget(every: int | None, percent: float | None) -> float | None:
+    """Give the share of the time that watching may take; who names a stride has chosen."""
+    if percent is None and every is not None:
+        return None
+    return (_BUDGET if percent is None else percent) / 100
 
 
 def make_launch(command: tuple[str, ...], module: str | None) -> Any:

@@ -16,8 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline._torch import graph_task_id, is_compiled
-from hookline.scripts.owners import Census, find_name, has_trainable, path_within, unwrap
+from hookline._torch import graph_task_id, is_compiled, is_functorch_active
+from hookline.scripts.owners import (
+    Census,
+    find_name,
+    has_trainable,
+    is_scripted,
+    path_within,
+    unwrap,
+)
 
 MOST_MODELS = 20
 """How many models of one script are watched; one that makes a new model in a loop has no end."""
@@ -74,8 +81,7 @@ class Discovery:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call that begins; one of a module not met before may be of a new model."""
-        # In a backward, checkpoints call parts of a model again.
-        if not torch.is_grad_enabled() or graph_task_id() != -1:
+        if not _is_training():
             return
         known = self._known.get(id(module))
         if known is None or known.module() is not module:
@@ -92,7 +98,7 @@ class Discovery:
 
     def end(self, module: nn.Module, result: Any) -> None:
         """Take what a call has returned."""
-        if torch.is_grad_enabled() and graph_task_id() == -1:
+        if _is_training():
             known = self._known.get(id(module))
             if known is not None and known.is_watched:
                 self._on_return(result)
@@ -108,6 +114,9 @@ class Discovery:
         unknown = _Acquaintance(module, is_watched=False, path="")
         # DataParallel makes copies for one forward each.
         if vars(module).get("_is_replica", False) or not has_trainable(module):
+            return unknown
+        if is_scripted(module):
+            self._note(f"`{name_class(module)}` is TorchScript, inside of which nothing is watched")
             return unknown
         within = self._find_root(module)
         if within is None:
@@ -165,3 +174,17 @@ class Discovery:
             number += 1
         self._names.add(name)
         return name
+
+
+def name_class(module: nn.Module) -> str:
+    """Name the class of a module, of TorchScript the one that it was made of."""
+    return str(getattr(module, "original_name", "")) or type(module).__name__
+
+
+def _is_training() -> bool:
+    """Tell whether a call may be a training's own.
+
+    In a backward, checkpoints call parts of a model again; inside of torch.func a call stands for
+    many, or for a derivative.
+    """
+    return torch.is_grad_enabled() and graph_task_id() == -1 and not is_functorch_active()

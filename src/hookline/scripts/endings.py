@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -110,6 +110,30 @@ def _filter(trace: TracebackType | None) -> TracebackType | None:
     for one in reversed(kept):
         result = TracebackType(result, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return result
+
+
+def await_threads(known: Collection[threading.Thread]) -> None:
+    """Wait for the threads that a script has begun, as Python does at its end; not for daemons.
+
+    Those that were `known` before are not the script's.
+    """
+
+    def find() -> list[threading.Thread]:
+        here = threading.current_thread()
+        return [
+            one
+            for one in threading.enumerate()
+            if not one.daemon and one is not here and one not in known
+        ]
+
+    if find():
+        # Pools are told first that nothing more comes: their threads would wait for it forever.
+        tellers = getattr(threading, "_threading_atexits", [])
+        while tellers:
+            tellers.pop()()
+    while threads := find():
+        for one in threads:
+            one.join()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ class RunOptions:
     """One step in so many is watched."""
 
     budget: float | None = None
-    """The share of the training's time that watching may take."""
+    """The share of the training's time that watching may take after the first steps; None for
+    whatever it takes."""
 
     on_finding: str = "continue"
     """What an error finding does: raise, dump or continue."""

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
 WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module"}
@@ -25,7 +26,7 @@ _MOST_FRAMES = 50
 def unwrap(module: nn.Module) -> nn.Module:
     """Give what is inside of wrappers such as DistributedDataParallel and torch.compile."""
     seen = 0
-    while seen < 10:
+    while seen < 10 and not is_scripted(module):
         inner = module._modules.get("_orig_mod")
         for kind in type(module).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch.nn.parallel"):
@@ -34,6 +35,11 @@ def unwrap(module: nn.Module) -> nn.Module:
             return module
         module, seen = inner, seen + 1
     return module
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Tell whether a module is TorchScript, which runs without Python and has other containers."""
+    return isinstance(module, ScriptModule)
 
 
 class Census:
@@ -49,7 +55,8 @@ class Census:
             kind = type(one)
             is_wanted = wanted.get(kind)
             if is_wanted is None:
-                is_wanted = wanted[kind] = issubclass(kind, nn.Module | Optimizer)
+                is_wanted = issubclass(kind, nn.Module | Optimizer)
+                is_wanted = wanted[kind] = is_wanted and not issubclass(kind, ScriptModule)
             if not is_wanted:
                 continue
             if issubclass(kind, Optimizer):

@@ -5,15 +5,21 @@ The script runs as it would without; what it prints, raises and returns is its o
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hookline._errors import NoSuchSite
 from hookline.scripts.awaiting import TorchArrival
 from hookline.scripts.endings import (
     Ending,
+    EnoughSteps,
+    Terminated,
+    await_threads,
     ending_on_terminate,
     read_ending,
     show_error,
@@ -47,10 +53,13 @@ class ScriptRun:
         """What the run folder says; None where there is none."""
         self.verdict = ""
         """What happened, in one sentence; empty where nothing was watched."""
+        self.silence = ""
+        """Why nothing was watched, where that is to be said."""
         self.findings: list[Finding] = []
         """What was found, on all ranks where this is the first."""
         self._watched: ScriptWatch | None = None
         self._rank, self._world = read_rank()
+        self._process = os.getpid()
 
     @property
     def notes(self) -> list[str]:
@@ -78,25 +87,24 @@ class ScriptRun:
             return self.ending.code
         return int(is_bad(self.findings, self.options.fail_on))
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that was started, and no fork that the script made."""
+        return os.getpid() == self._process
+
     def run(self) -> int:
         """Run the script, close its run, say what there is to say, and give the exit code."""
         self.launch.check()
         arrival = TorchArrival(self._arrive)
-        error: BaseException | None = None
         with ending_on_terminate():
             arrival.start()
             try:
-                self.launch.run()
-            except NoSuchScript:
-                raise
-            except BaseException as raised:
-                error = raised
+                self._run_script()
             finally:
                 arrival.stop()
-        self.ending = read_ending(error)
+        if not self.is_here:  # it ends as it would have without us; the parent reports
+            return self.ending.code
         with unhurried() as hurry:
-            if self.ending.error is not None:
-                show_error(self.ending.error)
             if self._watched is not None:
                 self._watched.close(self.ending.status)
             if not hurry.is_asked:
@@ -105,6 +113,25 @@ class ScriptRun:
                 except Exception as problem:
                     self._explain(problem)
         return self.code
+
+    def _run_script(self) -> None:
+        """Run it to its end and that of its threads, and see how it ended."""
+        known = set(threading.enumerate())
+        error: BaseException | None = None
+        try:
+            self.launch.run()
+        except NoSuchScript:
+            raise
+        except BaseException as raised:
+            error = raised
+        self.ending = read_ending(error)
+        try:
+            if self.ending.error is not None:
+                show_error(self.ending.error)
+            if self.is_here and not isinstance(error, EnoughSteps | Terminated):
+                await_threads(known)
+        except BaseException as raised:  # a signal on the way
+            self.ending = read_ending(raised)
 
     def _arrive(self) -> None:
         """Begin to look for models, now that there is torch."""
@@ -127,9 +154,9 @@ class ScriptRun:
         """Gather what was found, and report it."""
         watched = self._watched
         if watched is None or watched.watch is None:
-            if self._rank == 0 and self.ending.code == 0 and not self._is_failure_said:
-                is_compiled = watched is not None and watched.has_compiled
-                self._say(_NO_MODEL + (_COMPILED if is_compiled else _ELSEWHERE))
+            if self._rank == 0 and self.ending.code == 0:
+                self.silence = self._explain_silence()
+                self._say(self.silence)
             return
         self.findings = watched.findings
         self.verdict = watched.watch.verdict
@@ -142,16 +169,37 @@ class ScriptRun:
             run = open_run(self.folder)
             if self._world > 1:
                 _await_others(run, self._world)
-            self.report = read_report(run)
+            self.report = self._complete(read_report(run), watched)
             self.findings = list(self.report.findings)
             self.verdict = self.report.verdict
             self._write_page(self.report)
         if self.options.steps is None:
             self._show()
 
-    @property
-    def _is_failure_said(self) -> bool:
-        return self._watched is not None and self._watched.failure is not None
+    def _complete(self, report: Report, watched: ScriptWatch) -> Report:
+        """Say also what was found and noted after the run could not be written any more."""
+        assert watched.watch is not None
+        notes = tuple(dict.fromkeys([*report.notes, *watched.notes, *watched.watch.notes]))
+        if watched.watch.write_failure is None:
+            return dataclasses.replace(report, notes=notes)
+        from hookline.rules import fold
+
+        groups = tuple(fold(self.findings))
+        findings = tuple(one for group in groups for one in (group.root, *group.follows))
+        return dataclasses.replace(
+            report, verdict=self.verdict, findings=findings, groups=groups, notes=notes
+        )
+
+    def _explain_silence(self) -> str:
+        """Say why nothing was watched."""
+        watched = self._watched
+        why = None if watched is None else watched.unmatched or watched.failure
+        if why is not None:
+            asked = " ".join(f"--watch {one}" for one in self.options.sites)
+            of = f"`{asked}`: " if isinstance(why, NoSuchSite) else ""
+            return f"nothing was watched: {of}{str(why) or type(why).__name__}"
+        is_compiled = watched is not None and watched.has_compiled
+        return _NO_MODEL + (_COMPILED if is_compiled else _ELSEWHERE)
 
     def _write_page(self, report: Report) -> None:
         page = self.page

@@ -5,6 +5,7 @@ Whatever fails in here is said once, and the script goes on unwatched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hookline._errors import BadTraining, HooklineError, UnsupportedModel
+from hookline._errors import BadTraining, HooklineError, NoSuchSite, UnsupportedModel
 from hookline.rules import Finding
 from hookline.scripts.choosing import choose_rules
 from hookline.scripts.discovering import Discovery, Found
@@ -30,6 +31,10 @@ from hookline.watchers import Watch, watch
 _REPORT = "please report it with the lines above"
 
 
+_WATCHED_WHOLE = 100
+"""Steps at the start that are watched whatever they cost: most of what is wrong shows in them."""
+
+
 class ScriptWatch:
     """The watch of a script, from its first model to its end."""
 
@@ -40,6 +45,8 @@ class ScriptWatch:
         """What could not be watched, and why."""
         self.failure: BaseException | None = None
         """The error of hookline's own that ended it."""
+        self.unmatched: NoSuchSite | None = None
+        """Why what was asked for is in no model so far."""
         self.folder = options.folder
         """Where the run lies; None where it is in memory only."""
         self._options = options
@@ -124,6 +131,13 @@ class ScriptWatch:
         except UnsupportedModel as error:
             self._note(f"of `{type(found.model).__name__}` only parameters are watched: {error}")
             self.watch = self._make(model, is_compiled=True)
+        except NoSuchSite as error:  # it may be in a model that comes later
+            if self._options.is_strict:
+                raise
+            self._drop_folder()
+            self.unmatched = self.unmatched or error
+            self._note(f"nothing is watched of `{type(found.model).__name__}`: {error}")
+            return
         if found.is_compiled:
             self._note(
                 f"`{type(unwrap(found.model)).__name__}` is compiled: only its parameters, their "
@@ -144,6 +158,7 @@ class ScriptWatch:
             sites=None if is_compiled else sites,
             every=options.every,
             budget=options.budget,
+            budget_from=_WATCHED_WHOLE,
             rules=rules,
             on_finding=self._choose_reaction(),
             replay=options.is_replayed,
@@ -164,6 +179,13 @@ class ScriptWatch:
             why = f"`{folder}` cannot be written: {error.strerror or error}"
             self._note(f"the run is not kept, only judged: {why}")
             self.folder = None
+
+    def _drop_folder(self) -> None:
+        """Leave no empty folder behind where nothing is watched."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            self.folder = self._options.folder
 
     def _choose_reaction(self) -> Any:
         choice = self._options.on_finding
@@ -233,7 +255,7 @@ class ScriptWatch:
             )
         if self.watch is not None and self.watch.is_open:
             try:
-                self.watch.close("failed")
+                self.watch.abandon(error)
             except Exception as again:
                 say(f"hookline: the run could not be closed: {again}")
 

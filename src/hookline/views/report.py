@@ -74,11 +74,15 @@ def read_report(run: Run) -> Report:
         notes.append("no rules ran while this was recorded; it was judged from what is in the run")
     if len(ranks) > 1:
         notes.append(f"statistics are of all {len(ranks)} ranks together")
-    notes.extend(str(note) for note in _read(run, "notes").get("notes", ()))
+    written = _read(run, "notes")
+    notes.extend(str(note) for note in written.get("notes", ()))
     groups = fold(findings)
+    verdict = say_verdict(findings, steps=len(steps), sites=sites)
+    if written.get("gap"):  # a watch that stopped has not found nothing: it has not looked
+        verdict = f"{written['gap']} {verdict}"
     return Report(
         source=run,
-        verdict=say_verdict(findings, steps=len(steps), sites=sites),
+        verdict=verdict,
         findings=tuple(one for group in groups for one in (group.root, *group.follows)),
         groups=tuple(groups),
         run={

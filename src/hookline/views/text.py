@@ -167,7 +167,10 @@ def _describe_run(report: Report, width: int) -> list[_Line]:
 
 def _shorten(path: str) -> str:
     """Write a path from the current folder on, where it is below that."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:  # it was removed meanwhile
+        return path
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 

@@ -1,7 +1,7 @@
 """Where steps go: into memory, into the run folder, to sinks, to the rules and to the terminal.
 
-All of it happens in a thread of its own. What fails there ends the writing with one message, and
-never the training.
+All of it happens in a thread of its own. Where the folder cannot be written any more, steps are
+judged all the same; what else fails ends the watch with one message, and never the training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline._errors import HooklineError
+from hookline._errors import HooklineError, RunWriteError
 from hookline.replays import KeptCall
 from hookline.rules import Finding, Judge
 from hookline.runs import RecentSteps, RunWriter, SiteFacts, StepRecord
@@ -50,6 +50,11 @@ class Delivery:
         """What rules have found so far."""
         self.steps = 0
         """How many steps were brought."""
+        self.last_step: int | None = None
+        """The number of the latest of them."""
+        self.write_failure: RunWriteError | None = None
+        """Why nothing is written to the folder any more."""
+        self._notes: list[str] = []
         self._judge = judge
         self._reaction = reaction
         self._guard = guard
@@ -68,6 +73,12 @@ class Delivery:
         """Whether this is the thread that brings steps: it cannot wait for itself."""
         return self._worker.is_current
 
+    @property
+    def notes(self) -> list[str]:
+        """What was not kept or not judged, and why."""
+        slow = f"{self.left_out} steps were left out: the disk was too slow"
+        return [*self._notes, *([slow] if self.left_out else [])]
+
     def take(self, harvest: Harvest) -> None:
         """Take a step that ended; returns at once."""
         if self._worker.waiting > MOST_WAITING:
@@ -83,46 +94,38 @@ class Delivery:
 
     def add_finding(self, finding: Mapping[str, Any]) -> None:
         """Note in the run what was concluded from it."""
-        writer = self.writer
-        if writer is not None:
-            self._worker.put(lambda: writer.add_finding(finding))
+        self._worker.put(lambda: self._store(lambda writer: writer.add_finding(finding)))
 
     def describe(self, name: str, facts: Mapping[str, Any]) -> None:
         """Keep a small document in the run."""
-        writer = self.writer
-        if writer is not None:
-            self._worker.put(lambda: writer.describe(name, facts))
+        self._worker.put(lambda: self._store(lambda writer: writer.describe(name, facts)))
 
     def dump(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write tensors beside the run."""
-        writer = self.writer
-        assert writer is not None
-
-        def write() -> None:
-            writer.dump(name, tensors, facts)
-
-        self._worker.put(write)
+        self._worker.put(lambda: self._store(lambda writer: writer.dump(name, tensors, facts)))
 
     def flush(self) -> bool:
         """Wait until all that was taken is kept; tell whether it is."""
         return self._worker.flush()
 
-    def close(self, status: str, cost: Cost, notes: Sequence[str]) -> None:
+    def close(self, status: str, cost: Cost, notes: Sequence[str], *, gap: str = "") -> None:
         """Complete the run, and end the sinks."""
         writer = self.writer
+
+        def finish(ending: str) -> None:
+            assert writer is not None
+            writer.describe("cost", cost.facts())
+            said = list(dict.fromkeys([*notes, *self.notes]))
+            writer.describe("notes", {"notes": said, "gap": gap})
+            writer.close(ending)
+
         self._worker.put(self._judge_end)
-        if writer is not None:
-
-            def finish() -> None:
-                writer.describe("cost", cost.facts())
-                writer.describe("notes", {"notes": list(notes)})
-                writer.close(status)
-
-            self._worker.put(finish)
+        self._worker.put(lambda: self._store(lambda _: finish(status)))
         self._worker.stop()
-        if writer is not None and self._worker.failure is not None:
-            with contextlib.suppress(HooklineError, OSError):  # it was said when it happened
-                writer.close("failed")
+        if writer is not None and (self._worker.failure or self.write_failure) is not None:
+            for act in (lambda: finish("failed"), lambda: writer.close("failed")):
+                with contextlib.suppress(HooklineError, OSError):  # it was said when it happened
+                    act()
         for sink in self._sinks:
             end = getattr(sink, "close", None)
             try:
@@ -137,9 +140,9 @@ class Delivery:
         record = harvest.arrive(self._sorter, self._units)
         self._add_sites(harvest.sites)
         self.recent.write(record)
-        if self.writer is not None:
-            self.writer.write(record)
+        self._store(lambda writer: writer.write(record))
         self.steps += 1
+        self.last_step = record.step
         self._send(record)
         if self._judge is not None:
             judge, facts = self._judge, self._facts
@@ -161,10 +164,12 @@ class Delivery:
             if self._guard.strict:
                 raise
             self._judge = None  # what is measured is worth keeping without it
-            say(f"steps are not judged any more. {describe(error)}")
+            self._notes.append(f"steps are not judged any more. {describe(error)}")
+            say(self._notes[-1])
             return
         assert self._judge is not None
         for failure in self._judge.failures[self._failures :]:
+            self._notes.append(failure)
             say(failure)
         self._failures = len(self._judge.failures)
         for finding in found:
@@ -172,16 +177,36 @@ class Delivery:
 
     def _keep(self, finding: Finding, calls: Sequence[KeptCall]) -> None:
         self.findings.append(finding)
-        if self.writer is not None:
-            self.writer.add_finding(finding.to_dict())
-        self._reaction.take(finding, calls)
+        self._store(lambda writer: writer.add_finding(finding.to_dict()))
+        try:
+            self._reaction.take(finding, calls)
+        except RunWriteError as error:
+            self._lose(error)
 
     def _add_sites(self, sites: Sequence[SiteFacts]) -> None:
         if sites:
             self._facts += sites
             self.recent.add_sites(sites)
-            if self.writer is not None:
-                self.writer.add_sites(sites)
+            self._store(lambda writer: writer.add_sites(sites))
+
+    def _store(self, write: Callable[[RunWriter], object]) -> None:
+        """Write to the folder, where there is one that can be written."""
+        if self.writer is None or self.write_failure is not None:
+            return
+        try:
+            write(self.writer)
+        except RunWriteError as error:
+            self._lose(error)
+
+    def _lose(self, error: RunWriteError) -> None:
+        """Go on in memory: what rules find is worth as much without the numbers."""
+        if self._guard.strict:
+            raise error
+        if self.write_failure is None:
+            self.write_failure = error
+            after = "" if self.last_step is None else f" after step {self.last_step}"
+            self._notes.append(f"nothing is kept{after}, steps are judged all the same. {error}")
+            say(self._notes[-1])
 
     def _send(self, record: StepRecord) -> None:
         for sink in tuple(self._sinks):

@@ -62,6 +62,9 @@ class Options:
     budget: float | None
     """The share of the training's time that watching may take."""
 
+    budget_from: int = 0
+    """How many steps at the start are watched whatever they cost."""
+
     optimizers: Sequence[Optimizer] | None
     """The optimizers whose steps count; None: all that have a watched parameter."""
 
@@ -102,6 +105,8 @@ class Options:
             raise ValueError(
                 f"budget={self.budget!r}: give a share of the time, 0.03 for three percent"
             )
+        if not isinstance(self.budget_from, int) or self.budget_from < 0:
+            raise ValueError(f"budget_from={self.budget_from!r}: give a number of steps, from 0")
         if self.budget is not None and len(self.strides) > 1:
             raise ValueError(
                 "budget chooses one stride for all: give every as a number, or leave it"

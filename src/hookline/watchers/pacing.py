@@ -126,9 +126,12 @@ class _Durations:
 class Pace:
     """Decide step by step, and keep the times."""
 
-    def __init__(self, every: int, budget: float | None) -> None:
+    def __init__(self, every: int, budget: float | None, *, free: int = 0) -> None:
         self._every = every
         self._budget = budget
+        self._free = free if budget is not None else 0
+        """Steps at the start that are watched whatever they cost."""
+        self._asked = 0
         self._plain = _Durations()
         self._usual = _Durations()
         self._with_extras = _Durations()
@@ -150,7 +153,10 @@ class Pace:
         if self._budget is None:
             return step % self._every == 0
         self._since += 1
-        if not self._has_learned:
+        self._asked += 1
+        if self._asked <= self._free:
+            due = step % self._every == 0
+        elif not self._has_learned:
             due = step % max(2, self._every) == 0  # in turn, to learn what it costs
         elif self._since >= _MOST_STRIDE:
             due = True
@@ -171,7 +177,7 @@ class Pace:
         self._steps += 1
         if was_watched:
             self._watched[had_extras] += 1
-            self._unpaid[had_extras] += 1
+            self._unpaid[had_extras] += self._steps > self._free
         if self._steps <= _WARM_UP:
             return
         if not was_watched:
@@ -212,7 +218,7 @@ class Pace:
     def _can_pay(self, budget: float) -> bool:
         """Tell whether one more watched step leaves the run so far within the budget."""
         spent = self._spent + self._usually_added
-        return spent <= budget * (self._steps + 1) * (1 + _ROUNDING)
+        return spent <= budget * (self._steps + 1 - self._free) * (1 + _ROUNDING)
 
     def _choose_extra_stride(self) -> None:
         if len(self._usual) >= _LEAST_OF_EACH:

@@ -78,6 +78,8 @@ class Steps:
         """How many losses the backward under way has, and what was measured before it."""
         self._was_bad = False
         """Whether something was not finite before."""
+        self._unread: list[Tensor] = []
+        """Losses on a device, in a step in which nothing else is looked at."""
         self._bad_loss: float | None = None
         """A loss on the CPU that is not finite, until it was looked into."""
         self._has_bad_loss = False
@@ -183,11 +185,19 @@ class Steps:
                         recorder.add_loss(one)
                 self._new_losses = len(losses), recorder.progress
             numbers = [one.detach().item() for one in losses if one.device.type == "cpu"]
-        bad = [one for one in numbers if not math.isfinite(one)]
-        if bad and self._is_looking and not (self._is_scaled and math.isinf(bad[0])):
+            if self._is_looking and not recorder.is_on:
+                # Nothing else tells of a step that is not watched; it is read when it is there.
+                self._unread += [one.detach() for one in losses if one.device.type != "cpu"]
+        if self._take_bad_loss(numbers):
             # The weights are still those of the forward, whoever changes them later.
-            self._bad_loss = bad[0]
             self._has_bad_loss = self._look_for_bad()
+
+    def _take_bad_loss(self, numbers: Sequence[float]) -> bool:
+        bad = [one for one in numbers if not math.isfinite(one)]
+        if not bad or not self._is_looking or (self._is_scaled and math.isinf(bad[0])):
+            return False
+        self._bad_loss = bad[0]
+        return True
 
     def after_backward(self, *, fills: bool = True) -> None:
         """Learn that a backward pass is over: where no optimizer ever steps, so is the step."""
@@ -298,6 +308,10 @@ class Steps:
         if not self._is_looking:
             return False
         with recorder.timed():
+            if self._unread:
+                with torch._C.DisableTorchFunction():
+                    self._take_bad_loss([one.item() for one in self._unread])
+                self._unread.clear()
             kinds: set[str] = set()
             if recorder.is_on:
                 kinds = recorder.find_bad(is_scaled=self._is_scaled) - OF_STEPS
@@ -370,6 +384,7 @@ class Steps:
         self._seeker.drop()
         recorder.tell_begin = None
         self.is_complete = self._has_call = self._is_scaled = self._is_in_closure = False
+        self._unread.clear()
         self._bad_loss = None
         self._has_bad_loss = False
         self._is_due = is_due

@@ -186,6 +186,7 @@ def _is_plain(value: Tensor) -> bool:
         and value.dtype in _KINDS
         and value.layout is torch.strided
         and value.numel() > 0
+        and not value.is_meta
         and not is_capturing_cuda_graph(value)
     )
 

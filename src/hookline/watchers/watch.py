@@ -59,6 +59,7 @@ def watch(
     moments_every: int | None = None,
     units_every: int | None = None,
     budget: float | None = None,
+    budget_from: int = 0,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     with_inference: bool = False,
     first_step: int | None = None,
@@ -90,8 +91,8 @@ def watch(
 
     `every` is a stride, or strides by pattern, of which the last that matches counts:
     `{"**": 10, "head": 1}`. `budget=0.03` watches as
-    many steps as keep the measured cost under three percent. Calls without grad are left out
-    unless `with_inference`. `optimizers` names those whose steps count, where not all do. Several
+    many steps as keep the measured cost under three percent, after the first `budget_from`, which
+    are watched whatever that costs. Calls without grad are left out unless `with_inference`. `optimizers` names those whose steps count, where not all do. Several
     models come as a list or a dict. Without `run_dir` the latest `keep` steps stay in memory.
     `resume` goes on in a folder that holds a run, with the step after its last or `first_step`.
     `to` are functions that get the scalars of each step.
@@ -114,6 +115,7 @@ def watch(
         moments_every=moments_every,
         units_every=units_every,
         budget=budget,
+        budget_from=budget_from,
         optimizers=[optimizers] if isinstance(optimizers, Optimizer) else optimizers,
         with_inference=with_inference,
         first_step=first_step,
@@ -142,7 +144,7 @@ class Watch:
         self._options = options
         self._recorder = Recorder(strict=options.strict)
         self._attachment = Attachment(models, options, self._recorder)
-        self._pace = Pace(options.stride, options.budget)
+        self._pace = Pace(options.stride, options.budget, free=options.budget_from)
         self._is_wanted = choose_all(models, options)
         self._descriptions = Descriptions()
         for prefix, model in models.items():
@@ -266,14 +268,31 @@ class Watch:
         return self._recorder.guard.failure
 
     @property
+    def write_failure(self) -> RunWriteError | None:
+        """Why nothing is kept in the folder any more; steps are judged all the same."""
+        return self._delivery.write_failure
+
+    @property
+    def gap(self) -> str:
+        """What was not judged since it stopped before its time; empty where it did not."""
+        if self.failure is None:
+            return ""
+        last = self._delivery.last_step
+        if last is None:
+            return "The watch stopped before the first step ended: nothing was judged."
+        return f"The watch stopped at step {last}: nothing after that was judged."
+
+    @property
     def verdict(self) -> str:
         """Say in one sentence how the training stands."""
         self.flush()
         if self._options.rules is False:
             return "Nothing was judged: rules=False."
-        return say_verdict(
-            self._delivery.findings, steps=self._delivery.steps, sites=len(self._recorder.facts)
+        delivery = self._delivery
+        said = say_verdict(
+            delivery.findings, steps=delivery.steps, sites=len(self._recorder.facts)
         )
+        return f"{self.gap} {said}" if self.gap else said
 
     @property
     def step_number(self) -> int:
@@ -395,8 +414,7 @@ class Watch:
     def notes(self) -> list[str]:
         """What could not be measured, and why."""
         found = [f"`{where}`: {why}" for where, why in self._recorder.unmeasured.items()]
-        if self._delivery.left_out:
-            found.append(f"{self._delivery.left_out} steps were left out: the disk was too slow")
+        found += self._delivery.notes
         silence = self._explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
@@ -414,7 +432,13 @@ class Watch:
                 end()
             except Exception as error:
                 self._recorder.guard.note(error)
-        self._delivery.close(status, self.cost, notes)
+        self._delivery.close(status, self.cost, notes, gap=self.gap)
+
+    def abandon(self, error: BaseException) -> None:
+        """End it before its time, for an error of whoever has it; the error was said."""
+        guard = self._recorder.guard
+        guard.failure = guard.failure or error
+        self.close("failed")
 
     def _let_go(self) -> None:
         """Take everything off the models and the optimizers."""
