@@ -77,7 +77,7 @@ def test_replay_apart_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_replay_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(apart, "LEAST_SECONDS", 1.0)
     began = time.monotonic()
     origin = replay(Logs(queue.Queue().get))
     assert time.monotonic() - began < 30

@@ -26,8 +26,12 @@ from hookline.replays.calls import KeptCall
 from hookline.replays.finding import find_origin
 from hookline.replays.origins import Origin, not_reproduced
 
-MOST_SECONDS = 120.0
-"""How long a replay may take in a process of its own."""
+LEAST_SECONDS = 15.0
+"""How long any replay may take in a process of its own."""
+
+_MOST_SECONDS = 600.0
+_TIMES = 30
+"""How many times as long as what it repeats: it looks at every value, in a single thread."""
 
 _AT_ONCE = 1 << 16
 
@@ -70,13 +74,16 @@ def _find_in_a_fork(calls: Sequence[KeptCall], *, backward: bool) -> Origin | No
     if child == 0:
         _answer(calls, writing, backward=backward)
     os.close(writing)
+    now = time.monotonic()
+    passed = now - min([call.began for call in calls], default=now)
+    seconds = min(LEAST_SECONDS + _TIMES * passed, _MOST_SECONDS)
     try:
-        said = _listen(reading, until=time.monotonic() + MOST_SECONDS)
+        said = _listen(reading, until=now + seconds)
     finally:
         os.close(reading)
         _end(child)
     if said is None:
-        why = f"the replay did not end within {MOST_SECONDS:g} seconds"
+        why = f"the replay did not end within {seconds:.0f} seconds"
         return not_reproduced(why, is_backward=backward)
     if not said:
         return not_reproduced("the replay ended without an answer", is_backward=backward)

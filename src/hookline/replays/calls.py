@@ -7,6 +7,7 @@ microseconds. A tensor that was changed since is noticed by its version, not put
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +61,7 @@ class KeptCall:
         "args",
         "attributes",
         "autocast",
+        "began",
         "flags",
         "gradients",
         "has_cache",
@@ -81,6 +83,8 @@ class KeptCall:
         if known is None or known.calls >= _MOST_CALLS:
             known = _known[module] = _Known(module)
         known.calls += 1
+        self.began = time.monotonic()
+        """When it began."""
         self.module = module
         self.prefix = prefix
         """What stands before the paths of its modules: `generator.`."""
