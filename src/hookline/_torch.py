@@ -25,6 +25,9 @@ preserve_version: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 is_functorch_active = torch._C._are_functorch_transforms_active
 """Tell whether a `torch.func` transform (grad, vmap, jvp) is running."""
 
+is_tracing: Any = vars(torch._C)["_is_tracing"]
+"""Tell whether `torch.jit.trace` is recording what is called now."""
+
 CreationMeta = torch._C._autograd.CreationMeta
 creation_meta = torch._C._autograd._get_creation_meta
 """Tell how a view was made, which decides whether torch lets it be changed in place."""

@@ -148,6 +148,7 @@ def test_what_follows_a_module_is_its_own(
             "there is no rule `nonfinite`. Nearest: `non-finite`",
             "`hookline run --help` shows",
         ),
+        (["run", "-"], 2, "a script is read from a file", "name one: `hookline run train.py`"),
         (["check"], 2, "there is no script to run", "name one"),
         (
             ["check", "train.py:model"],
@@ -198,6 +199,17 @@ def test_check_stops_a_script_after_its_first_steps(run: Run, folder: Path) -> N
     kept = run("check", "--steps", "4", "--out", "kept", "--json", "train.py")
     assert json.loads(kept.stdout)["findings"] == []
     assert (folder / "kept" / "rank-00000.sqlite").is_file()
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_check_of_a_script_without_a_training_says_so(
+    run: Run, folder: Path, words: list[str]
+) -> None:
+    (folder / "train.py").write_text("import torch\n")
+    done = run("check", *words, "train.py")
+    assert done.exit_code == 0
+    said = json.loads(done.stdout)["verdict"] if words else done.stdout
+    assert said.startswith("nothing was watched: no module with trainable parameters was called")
 
 
 def test_check_of_a_script_that_raises_shows_that(run: Run, folder: Path) -> None:

@@ -80,6 +80,9 @@ def test_report_writes_a_page(run: Run, tmp_path: Path) -> None:
     done = run("report", "runs/broken", "--html", str(tmp_path / "file" / "page.html"))
     assert done.exit_code == 1
     assert "cannot be written" in done.stderr
+    done = run("report", "runs/broken", "--html", "/proc/page.html")
+    error = "error: `/proc/page.html` cannot be written: No such file or directory"
+    assert done.stderr.splitlines() == [error]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,16 @@ def test_show_of_a_pattern_is_a_list(run: Run) -> None:
 def test_show_takes_the_newest_run(run: Run) -> None:
     done = run("show", "0.weight:update", "--stat", "ratio")
     assert done.stdout.startswith("0.weight:update  Linear  update")
+
+
+def test_show_takes_numbers_of_the_steps_too(run: Run) -> None:
+    done = run("show", "runs/healthy", "loss")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("loss  ")
+    assert "20 of 30 steps; all of them with --json" in done.stdout
+    found = json.loads(run("show", "runs/healthy", "lr", "--json").stdout)
+    assert (found["scalar"], found["values"]) == ("lr", [0.01] * 30)
+    assert run("show", "runs/healthy", "loss", "--stat", "rms").exit_code == 1
 
 
 def test_ls_tells_how_runs_stand(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +67,8 @@ def run_here(
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    # A script that leaves threads ends the pools of its process, which is that of the tests.
+    monkeypatch.setattr(threading, "_threading_atexits", [])
 
     def run(text: str, *args: str, **options: Any) -> SimpleNamespace:
         script = tmp_path / "script.py"

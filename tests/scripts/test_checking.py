@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.rules import Rule, register_rule, rule
 from hookline.scripts.checking import check
 
 
@@ -176,6 +177,22 @@ def test_frozen_model_is_judged_forward_only() -> None:
     found = check(make().requires_grad_(False), X)
     assert found.ok
     assert any("forward only" in note for note in found.notes)
+
+
+def test_registered_rules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_registered", dict(rule._registered))
+
+    @register_rule
+    class Own(Rule):
+        name = "own"
+
+        def see(self, step: Any) -> Any:
+            yield self.find(step, "0", message="seen.")
+
+    found = check(make(), torch.randn(16, 8))
+    assert "own" in rules_of(found)
+    assert "own" in found.judged
+    assert "own" not in found.not_judged
 
 
 def test_result_reads_well() -> None:

@@ -367,17 +367,21 @@ def test_disk_that_fills_up_is_no_obstacle(
         + NAN
         + "print(sum(one.sum().item() for one in model.parameters()))\n"
     )
-    assert (done.code, done.out) == (0, "nan\n")
+    assert (done.code, done.out) == (1, "nan\n")
     assert done.err.count("No space left on device") == 1
+    assert "made the first infinity at step 3" in done.done.verdict
 
 
-def test_pattern_that_names_nothing_is_said(run_here: RunHere) -> None:
+def test_pattern_that_names_nothing_is_said(run_here: RunHere, tmp_path: Path) -> None:
     done = run_here(
         "model = make()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.01))\n",
         sites=("nothing.like.it",),
     )
     assert done.code == 0
     assert "`nothing.like.it` matches no site" in done.err
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("hookline: nothing was watched: `--watch nothing.like.it`: ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_page_is_written_beside_the_run(run_here: RunHere, tmp_path: Path) -> None:

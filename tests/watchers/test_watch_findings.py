@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from trainings import batches, compare
 
 import hookline as hl
 from hookline._errors import BadTraining
+from hookline.replays import Origin
 from hookline.rules import Finding, Rule
 
 
@@ -284,6 +287,33 @@ def test_dump_keeps_the_batch(tmp_path: Path) -> None:
     assert dump.keys() == ["call0.0"]
     assert torch.equal(dump["call0.0"], seen[3])
     assert dump.facts["finding"]["rule"] == "non-finite"
+
+
+def test_a_warning_is_not_dumped(tmp_path: Path) -> None:
+    rule = Loud()
+    rule.severity = "warning"  # type: ignore[misc]
+    model = Net()
+    with hl.watch(model, tmp_path / "run", on_finding="dump", rules=rule) as watched:
+        train(model)
+    assert [one.severity for one in watched.findings] == ["warning"]
+    assert not hl.open_run(tmp_path / "run").tensors
+
+
+def test_an_operation_that_is_not_found_is_noted() -> None:
+    """A forward that does something else the second time cannot be looked into."""
+    calls = itertools.count()
+
+    class Fickle(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (math.nan if next(calls) == 3 else 1.0)
+
+    model = Fickle()
+    with hl.watch(model) as watched:
+        lost = Origin("", cause="not reproduced", why="it was gone")
+        watched.origin_seekers.append(lambda: lost)
+        train(model)
+    (note,) = [one for one in watched.notes if "was not found" in one]
+    assert note.endswith("not finite was not found: it was gone")
 
 
 def test_a_function_gets_each_finding_and_may_look_back() -> None:

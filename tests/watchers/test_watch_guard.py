@@ -124,7 +124,7 @@ def test_strict_raises_it(owner: type, name: str, monkeypatch: pytest.MonkeyPatc
     assert is_clean(model)
 
 
-def test_a_rule_that_fails_is_left_out_and_the_others_go_on() -> None:
+def test_a_rule_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     class Failed(Rule):
         name = "failed"
 
@@ -140,12 +140,15 @@ def test_a_rule_that_fails_is_left_out_and_the_others_go_on() -> None:
     model, optimizer = make()
     with (
         pytest.warns(hl.HooklineWarning, match="`failed` failed at step 0") as said,
-        hl.watch(model, rules=[Failed(), Fine()]) as watched,
+        hl.watch(model, tmp_path / "run", rules=[Failed(), Fine()]) as watched,
     ):
         train(model, optimizer)
     assert len(said) == 1
     assert [one.rule for one in watched.findings] == ["fine"]
     assert len(watched.history.steps) == 8
+    (note,) = watched.notes
+    assert note.startswith("the rule `failed` failed at step 0 and is not asked any more: ")
+    assert hl.open_run(tmp_path / "run").document("notes") == {"notes": [note]}
 
 
 def test_a_judge_that_fails_ends_the_judging_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +161,8 @@ def test_a_judge_that_fails_ends_the_judging_alone(monkeypatch: pytest.MonkeyPat
         train(model, optimizer)
     assert len(said) == 1
     assert len(watched.history.steps) == 8
+    assert watched.verdict.startswith("The judging stopped at step ")
+    assert "steps are not judged any more" in watched.notes[0]
 
 
 def test_errors_of_the_training_are_its_own() -> None:

@@ -102,6 +102,16 @@ def test_steps_that_all_have_extras_are_the_usual_ones() -> None:
     assert pace.cost().overhead == pytest.approx(len(watched) / 300)
 
 
+def test_one_slow_step_is_not_taken_for_the_cost_of_extras() -> None:
+    """Where every step is watched, a step that compiles may be one with extras."""
+    pace = Pace(1, None)
+    for step in range(20):
+        had_extras = step % 10 == 0
+        seconds = 5.0 if step == 10 else 1.0
+        pace.add(seconds, 0.3 if had_extras else 0.2, was_watched=True, had_extras=had_extras)
+    assert pace.cost().overhead == pytest.approx((18 * 0.2 + 2 * 0.3) / (20 * 0.8))
+
+
 def test_the_ratio_leaves_extras_out_and_the_overhead_does_not() -> None:
     pace = Pace(2, None)
     for step in range(40):

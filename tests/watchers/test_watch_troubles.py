@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import os
 import pickle
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainings import assert_same, batches, finish, plain_loop
 
 import hookline as hl
 from hookline.runs import RunWriter
+from hookline.views import read_report
 
 OWN_SCALER_STEP = GradScaler.step
 
@@ -117,10 +119,8 @@ def test_an_error_inside_a_forward_is_the_users_own() -> None:
     assert watched.series("fc1", "count").values.tolist() == [20.0, 20.0]
 
 
-@pytest.mark.parametrize("error", [hl.RunWriteError("the disk is gone"), MemoryError("no room")])
-def test_a_write_that_fails_ends_the_watch_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def fail_from_step_1(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let writing fail after the first step."""
     written = RunWriter.write
 
     def fail(self: RunWriter, step: Any) -> None:
@@ -129,6 +129,41 @@ def test_a_write_that_fails_ends_the_watch_with_one_warning(
         written(self, step)
 
     monkeypatch.setattr(RunWriter, "write", fail)
+
+
+def test_a_disk_that_fails_leaves_the_judging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_from_step_1(monkeypatch, hl.RunWriteError("the disk is gone"))
+    model, optimizer = make()
+    watched = hl.watch(model, tmp_path / "run", on_finding="dump")
+
+    def train_on() -> None:
+        for number, batch in enumerate(batches(5, 3)):
+            optimizer.zero_grad()
+            (model(batch).square().mean() * (math.nan if number == 3 else 1)).backward()
+            optimizer.step()
+        watched.close()
+
+    with pytest.warns(hl.HooklineWarning, match="the disk is gone") as warned:
+        train_on()
+    assert len(warned) == 1
+    assert (watched.failure, watched.gap) == (None, "")
+    assert "step 3" in watched.verdict
+    assert [one.step for one in watched.findings if one.severity == "error"][:1] == [3]
+    (note,) = [one for one in watched.notes if "the disk is gone" in one]
+    assert note.startswith("nothing is kept after step 0, steps are judged all the same.")
+    run = hl.open_run(tmp_path / "run")
+    assert run.steps.tolist() == [0]
+    assert run.status == "failed"
+    assert note in run.document("notes")["notes"]
+
+
+def test_a_write_that_fails_otherwise_ends_the_watch_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = MemoryError("no room")
+    fail_from_step_1(monkeypatch, error)
     model, optimizer = make()
     watched = hl.watch(model, tmp_path / "run")
     losses = []
@@ -157,6 +192,10 @@ def test_a_write_that_fails_ends_the_watch_with_one_warning(
     run = hl.open_run(tmp_path / "run")
     assert run.steps.tolist() == [0]
     assert run.status == "failed"
+    gap = "The watch stopped at step 0: nothing after that was judged."
+    assert watched.verdict.startswith(gap)
+    assert run.document("notes")["gap"] == gap
+    assert read_report(run).verdict.startswith(gap)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

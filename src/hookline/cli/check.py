@@ -109,11 +109,11 @@ def _check_script(launch: Any, options: RunOptions, *, as_json: bool) -> int:
     run = ScriptRun(launch, options)
     with redirect_stdout(sys.stderr):
         code = run.run()
-    if not run.verdict:
+    if not run.is_here or not (run.verdict or run.silence):
         return code
     if as_json:
         facts = {
-            "verdict": run.verdict,
+            "verdict": run.verdict or run.silence,
             "findings": [one.to_dict() for one in run.findings],
             "steps": options.steps,
             "notes": run.notes,
@@ -122,7 +122,7 @@ def _check_script(launch: Any, options: RunOptions, *, as_json: bool) -> int:
     else:
         from hookline.views import format_findings
 
-        click.echo(run.verdict)
+        click.echo(run.verdict or run.silence)
         if run.findings:
             click.echo("\n" + format_findings(run.findings))
     return code or int(is_bad(run.findings, options.fail_on))

@@ -65,8 +65,7 @@ def report(run: str | None, page: Path | None, as_json: bool, fail_on: str) -> N
     if page is not None:
         try:
             page.parent.mkdir(parents=True, exist_ok=True)
-            with running_code("writing the page"):
-                write_html(found, page)
+            write_html(found, page)
         except OSError as error:
             raise Failure(f"`{page}` cannot be written: {error.strerror or error}") from None
         click.echo(f"page: {page}", err=True)

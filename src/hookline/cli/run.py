@@ -104,7 +104,7 @@ def script_options(command: Any) -> Any:
     type=click.Choice(["continue", "dump", "raise"]),
     default="continue",
     show_default=True,
-    help="What an error does: go on; keep the batch in the run; or end the script.",
+    help="What a finding that is an error does: go on; keep the batch in the run; end the script.",
 )
 @click.option(
     "--out",
@@ -188,10 +188,9 @@ def make_launch(command: tuple[str, ...], module: str | None) -> Any:
     from hookline.scripts.launching import NoSuchScript, split_command
 
     launch = split_command(command, module=module)
-    if launch is None:
-        raise Misused(
-            "there is no script to run", "name one: `hookline run train.py`, or `-m package.module`"
-        )
+    if launch is None or (launch.target == "-" and not launch.is_module):
+        what = "a script is read from a file" if launch else "there is no script to run"
+        raise Misused(what, "name one: `hookline run train.py`, or `-m package.module`")
     try:
         launch.check()
     except NoSuchScript as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from hookline.cli.sparklines import draw
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from hookline.runs import Run, SiteFacts
+    from hookline.runs import Run, Series, SiteFacts
 
 _STATS = {"update": ("rms", "ratio", "lost"), "": ("rms", "absmax", "mean", "nan", "inf")}
 _MOST_ROWS = 20
@@ -50,8 +51,8 @@ def _complete(
 def show(words: tuple[str, ...], stats: tuple[str, ...], rank: int | None, as_json: bool) -> None:
     """Show what is known of SITE in RUN: facts, findings, and its numbers over the steps.
 
-    SITE is an address or a pattern; one that names several gives a list. Without RUN it is the
-    newest one below `runs`.
+    SITE is an address or a pattern; one that names several gives a list. It may also be a number of
+    the steps themselves: loss, lr, seconds. Without RUN it is the newest one below `runs`.
 
     \b
     examples:
@@ -59,8 +60,9 @@ def show(words: tuple[str, ...], stats: tuple[str, ...], rank: int | None, as_js
       hookline show runs/train-20260104-101500 blocks.5.attn --stat absmax
       hookline show 'blocks.*.attn:output.grad'
       hookline show head.weight:update --stat ratio --json
+      hookline show loss
     """
-    from hookline._errors import AmbiguousRead, HooklineError
+    from hookline._errors import AmbiguousRead, HooklineError, NoSuchSite
     from hookline.runs.schema import is_run
 
     is_named = bool(words) and (is_run(Path(words[0])) or Path(words[0]).is_dir())
@@ -76,6 +78,11 @@ def show(words: tuple[str, ...], stats: tuple[str, ...], rank: int | None, as_js
                 facts = run.site(words[-1])
             except AmbiguousRead:
                 pass
+            except NoSuchSite:
+                if words[-1] not in run.scalars or stats:
+                    raise
+                _show_scalar(run, words[-1], rank=rank, as_json=as_json)
+                return
             else:
                 _show_one(run, facts, stats, rank=rank, as_json=as_json)
                 return
@@ -88,8 +95,6 @@ def show(words: tuple[str, ...], stats: tuple[str, ...], rank: int | None, as_js
 def _show_one(
     run: Run, facts: SiteFacts, stats: tuple[str, ...], *, rank: int | None, as_json: bool
 ) -> None:
-    from hookline._tables import Table, format_number
-
     chosen = stats or _STATS.get(facts.kind, _STATS[""])
     series = {stat: run.series(facts.address, stat, rank=rank) for stat in chosen}
     findings = [one for one in run.findings if _is_about(one, facts)]
@@ -112,7 +117,24 @@ def _show_one(
     for one in findings:
         click.echo(f"{one.get('severity')}: {one.get('rule')}: {one.get('message')}")
     click.echo("")
-    width = max(map(len, chosen))
+    _print_series(series, steps)
+
+
+def _show_scalar(run: Run, name: str, *, rank: int | None, as_json: bool) -> None:
+    found = run.scalar(name, rank=rank)
+    steps = [int(step) for step in found.steps]
+    if as_json:
+        values = [_plain(one) for one in found.values]
+        click.echo(json.dumps({"scalar": name, "steps": steps, "values": values}, indent=2))
+    else:
+        _print_series({name: found}, steps)
+
+
+def _print_series(series: Mapping[str, Series], steps: list[int]) -> None:
+    """Draw numbers over the steps, and list them under that."""
+    from hookline._tables import Table, format_number
+
+    width = max(map(len, series))
     for stat, found in series.items():
         finite = [value for value in map(float, found.values) if math.isfinite(value)]
         reach = (
@@ -125,7 +147,7 @@ def _show_one(
     notes = []
     if len(picked) < len(steps):
         notes.append(f"{len(picked)} of {len(steps)} steps; all of them with --json")
-    click.echo(str(Table(("step", *chosen), rows, notes=notes)))
+    click.echo(str(Table(("step", *series), rows, notes=notes)))
 
 
 def _show_many(

@@ -1,4 +1,4 @@
-"""Train a small GPT on text made on the spot; a plain PyTorch script that knows nothing of hookline.
+"""Train a small GPT on text made on the spot: a plain script that knows nothing of hookline.
 
     hookline run train_gpt.py --steps 100
 
@@ -76,9 +76,9 @@ class GPT(nn.Module):
 
 def make_lines(count: int) -> list[str]:
     """Make up sentences; one line stays empty, as happens in text from the real world."""
-    who = "the cat|a dog|my aunt|the old sailor|nobody|every student".split("|")
-    does = "sees|likes|follows|paints|remembers|never meets".split("|")
-    what = "the sea|a red boat|two birds|the moon|a long letter|the first snow".split("|")
+    who = ["the cat", "a dog", "my aunt", "the old sailor", "nobody", "every student"]
+    does = ["sees", "likes", "follows", "paints", "remembers", "never meets"]
+    what = ["the sea", "a red boat", "two birds", "the moon", "a long letter", "the first snow"]
     lines = [
         f"{random.choice(who)} {random.choice(does)} {random.choice(what)}." for _ in range(count)
     ]

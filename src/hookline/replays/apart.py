@@ -75,7 +75,7 @@ def _find_in_a_fork(calls: Sequence[KeptCall], *, backward: bool) -> Origin | No
         _answer(calls, writing, backward=backward)
     os.close(writing)
     now = time.monotonic()
-    passed = now - min([call.began for call in calls], default=now)
+    passed = now - max([call.began for call in calls], default=now)
     seconds = min(LEAST_SECONDS + _TIMES * passed, _MOST_SECONDS)
     try:
         said = _listen(reading, until=now + seconds)

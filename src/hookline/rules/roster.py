@@ -54,7 +54,8 @@ class Roster:
         """The smallest normal number of a narrow element type; 0 for the others."""
         self.is_coarse: Flags = np.array([one.dtype in _COARSE for one in sites], bool)
         """Whether an element has too few digits to add small updates to."""
-        self.is_trainable: Flags = np.array([one.more.get("requires_grad", True) for one in sites])
+        trainable = [one.more.get("requires_grad", True) for one in sites]
+        self.is_trainable: Flags = np.array(trainable, bool)
         """Whether a parameter can be trained."""
         self.is_table: Flags = np.array([_is_table(one) for one in sites], bool)
         """Whether a site is of a table to look up in."""

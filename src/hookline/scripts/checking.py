@@ -48,7 +48,7 @@ def check(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}: give how often the batch is run, from 1")
     args, kwargs = read_batch(batch)
-    chosen = checkup_rules() if rules is None else rules
+    chosen = _choose_rules() if rules is None else rules
     names = [rule.name for rule in chosen]
     notes: list[str] = []
     used = ""
@@ -84,6 +84,14 @@ def check(
         not_judged=tuple(others),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _choose_rules() -> list[Rule]:
+    """Make the rules for a single step, and those that a user has registered."""
+    chosen = checkup_rules()
+    own = [one for one in make_rules() if not type(one).__module__.startswith("hookline.rules.")]
+    names = {one.name for one in own}
+    return [one for one in chosen if one.name not in names] + own
 
 
 def read_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline._torch import graph_task_id, is_compiled, is_functorch_active
+from hookline._torch import graph_task_id, is_compiled, is_functorch_active, is_tracing
 from hookline.scripts.owners import (
     Census,
     find_name,
@@ -115,6 +115,9 @@ class Discovery:
         # DataParallel makes copies for one forward each.
         if vars(module).get("_is_replica", False) or not has_trainable(module):
             return unknown
+        if any(one.is_meta for one in module.parameters()):
+            self._note(f"`{name_class(module)}` is on the meta device, where there are no values")
+            return unknown
         if is_scripted(module):
             self._note(f"`{name_class(module)}` is TorchScript, inside of which nothing is watched")
             return unknown
@@ -185,6 +188,8 @@ def _is_training() -> bool:
     """Tell whether a call may be a training's own.
 
     In a backward, checkpoints call parts of a model again; inside of torch.func a call stands for
-    many, or for a derivative.
+    many, or for a derivative; in a trace, for a graph.
     """
-    return torch.is_grad_enabled() and graph_task_id() == -1 and not is_functorch_active()
+    if not torch.is_grad_enabled() or graph_task_id() != -1:
+        return False
+    return not is_functorch_active() and not is_tracing()

@@ -121,6 +121,8 @@ class ScriptRun:
         try:
             self.launch.run()
         except NoSuchScript:
+            if self._watched is not None:
+                self._watched.close("failed")
             raise
         except BaseException as raised:
             error = raised
@@ -178,10 +180,9 @@ class ScriptRun:
 
     def _complete(self, report: Report, watched: ScriptWatch) -> Report:
         """Say also what was found and noted after the run could not be written any more."""
-        assert watched.watch is not None
-        notes = tuple(dict.fromkeys([*report.notes, *watched.notes, *watched.watch.notes]))
-        if watched.watch.write_failure is None:
-            return dataclasses.replace(report, notes=notes)
+        if watched.watch is None or watched.watch.write_failure is None:
+            return report
+        notes = tuple(dict.fromkeys([*report.notes, *watched.watch.notes]))
         from hookline.rules import fold
 
         groups = tuple(fold(self.findings))

@@ -138,6 +138,8 @@ class ScriptWatch:
             self.unmatched = self.unmatched or error
             self._note(f"nothing is watched of `{type(found.model).__name__}`: {error}")
             return
+        for note in self.notes:
+            self.watch.add_note(note)
         if found.is_compiled:
             self._note(
                 f"`{type(unwrap(found.model)).__name__}` is compiled: only its parameters, their "
@@ -232,6 +234,8 @@ class ScriptWatch:
         return os.getpid() == self._process
 
     def _note(self, text: str) -> None:
+        if self.watch is not None:
+            self.watch.add_note(text)
         if text not in self.notes:
             self.notes.append(text)
             if self._is_speaking and not self._options.is_quiet:

@@ -16,6 +16,7 @@
     harvesting.py  how that becomes the record of the step
     waiting.py     values on a GPU that are measured several in one launch
     sorting.py     rows in the order of their sites
+    pausing.py     a watch that measures nothing for a while
     pacing.py      which steps are watched, and what that costs
     working.py     the thread that takes steps away
     delivering.py  where they go: memory, the folder, sinks, rules

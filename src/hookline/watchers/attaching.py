@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline.addresses import Selector, Site, resolve
@@ -84,6 +85,7 @@ class Attachment:
                 f"{error} Or watch its parameters and updates alone: hl.watch(..., sites=None)."
             ) from None
         clock.follows_recompute = False
+        clock.is_reusable = True
         if options.sites is not None:
             session = Session(model, "hl.watch")
             session.is_reusable = True
@@ -103,6 +105,9 @@ class Attachment:
         options = self._options
         listeners: dict[object, WatchListener] = {}
         for site in _choose(session, sites, gradients=options.gradients):
+            if isinstance(site.module, ScriptModule):
+                self.left_out[prefix + site.names[0]] = "it is TorchScript, which runs no hooks"
+                continue
             key = (id(site.module), site.port, site.leaf)
             listener = listeners.get(key)
             if listener is None:
@@ -181,6 +186,20 @@ class Attachment:
             session.dispose()
         for clock in self._clocks:
             clock.close()
+            clock.dispose()
+
+    def set_aside(self) -> None:
+        """Take all hooks off for a moment; does nothing before the start and after the end."""
+        if self._hearer is not None and self._moved is None:
+            for session in [*(self._sessions if self.is_attached else ()), *self._clocks]:
+                session.close()
+
+    def put_back(self) -> None:
+        """Put them on again."""
+        if self._hearer is not None and self._moved is None:
+            for session in [*(self._sessions if self.is_attached else ()), *self._clocks]:
+                if not session.is_open:
+                    session.open()
 
     def unheard(self) -> list[str]:
         """Name the sites where nothing has been measured, and those that are not there any more."""

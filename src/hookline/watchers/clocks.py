@@ -2,8 +2,8 @@
 
 Torch calls global hooks around the step of every optimizer. A step that a GradScaler leaves out is
 seen by nobody, and neither is what backward is called on, so while something is watched the methods
-of `GradScaler`, `torch.autograd.backward` and `torch.autograd.grad` tell of it; afterwards all are
-torch's own again.
+of `GradScaler`, `torch.autograd.backward` and `torch.autograd.grad` tell of it; and so does
+`torch.jit.script`, which would compile hooks with the model. Afterwards all are torch's own again.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ class StepHearer(Protocol):
     def after_backward(self, *, fills: bool) -> None:
         """Learn that it is over; whether the gradients of parameters are filled."""
 
+    def set_aside(self) -> None:
+        """Take all hooks off the models for a moment."""
+
+    def put_back(self) -> None:
+        """Put them on again."""
+
 
 class Clock:
     """Tell one hearer of every step while it runs."""
@@ -75,6 +81,7 @@ class Clock:
                 _Replacement(GradScaler, "scale", _tell_of_scaling),
                 _Replacement(torch.autograd, "backward", _tell_of_backwards),
                 _Replacement(torch.autograd, "grad", _tell_of_gradients),
+                _Replacement(torch.jit, "script", _script_without_hooks),
             ]
         Clock._running.append(self)
 
@@ -120,6 +127,10 @@ class Clock:
     def tell_backward_over(self, *, fills: bool) -> None:
         """Pass on that backward is over."""
         self.tell(self._hearer.after_backward, fills=fills)
+
+    def tell_script(self, *, is_over: bool) -> None:
+        """Pass on that a model may be compiled, or is."""
+        self.tell(self._hearer.put_back if is_over else self._hearer.set_aside)
 
     def tell_scaled(self) -> None:
         """Pass on that a loss was scaled."""
@@ -184,6 +195,7 @@ class _Here(threading.local):
     """What this thread is doing."""
 
     is_in_grad = False
+    is_in_script = False
 
 
 _here = _Here()
@@ -208,6 +220,25 @@ def _tell_of_gradients(grad: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     for clock in clocks:
         clock.tell_backward_over(fills=False)
     return result
+
+
+def _script_without_hooks(script: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `torch.jit.script` while no hook of a watch is on any model."""
+    if len(args) < 3:
+        # Names are looked up in the frame of whoever calls: two further up than torch thinks.
+        kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2
+    if _here.is_in_script:
+        return script(*args, **kwargs)
+    clocks = tuple(Clock._running)
+    _here.is_in_script = True
+    for clock in clocks:
+        clock.tell_script(is_over=False)
+    try:
+        return script(*args, **kwargs)
+    finally:
+        _here.is_in_script = False
+        for clock in clocks:
+            clock.tell_script(is_over=True)
 
 
 def _has_parameter(inputs: Any) -> bool:

@@ -54,6 +54,8 @@ class Delivery:
         """The number of the latest of them."""
         self.write_failure: RunWriteError | None = None
         """Why nothing is written to the folder any more."""
+        self.gap = ""
+        """From where on steps were not judged, in a sentence."""
         self._notes: list[str] = []
         self._judge = judge
         self._reaction = reaction
@@ -108,7 +110,9 @@ class Delivery:
         """Wait until all that was taken is kept; tell whether it is."""
         return self._worker.flush()
 
-    def close(self, status: str, cost: Cost, notes: Sequence[str], *, gap: str = "") -> None:
+    def close(
+        self, status: str, cost: Cost, notes: Sequence[str], *, gap: Callable[[], str]
+    ) -> None:
         """Complete the run, and end the sinks."""
         writer = self.writer
 
@@ -116,16 +120,17 @@ class Delivery:
             assert writer is not None
             writer.describe("cost", cost.facts())
             said = list(dict.fromkeys([*notes, *self.notes]))
-            writer.describe("notes", {"notes": said, "gap": gap})
+            writer.describe("notes", {"notes": said} | ({"gap": gap()} if gap() else {}))
             writer.close(ending)
 
         self._worker.put(self._judge_end)
         self._worker.put(lambda: self._store(lambda _: finish(status)))
         self._worker.stop()
         if writer is not None and (self._worker.failure or self.write_failure) is not None:
-            for act in (lambda: finish("failed"), lambda: writer.close("failed")):
-                with contextlib.suppress(HooklineError, OSError):  # it was said when it happened
-                    act()
+            with contextlib.suppress(HooklineError, OSError):  # it was said when it happened
+                finish("failed")
+            with contextlib.suppress(HooklineError, OSError):
+                writer.close("failed")
         for sink in self._sinks:
             end = getattr(sink, "close", None)
             try:
@@ -164,6 +169,7 @@ class Delivery:
             if self._guard.strict:
                 raise
             self._judge = None  # what is measured is worth keeping without it
+            self.gap = f"The judging stopped at step {self.last_step}, which was not judged."
             self._notes.append(f"steps are not judged any more. {describe(error)}")
             say(self._notes[-1])
             return

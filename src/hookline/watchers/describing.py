@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookline.addresses import ModuleTree, is_inside, parse_port
@@ -117,3 +119,11 @@ def _extra(module: nn.Module) -> str:
         return module.extra_repr()
     except Exception:  # a user's own text may fail; the run goes on without it
         return ""
+
+
+def read_rank() -> tuple[int, int]:
+    """Tell which rank of how many this process is."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

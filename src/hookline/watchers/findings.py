@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterable
+
 from hookline._tables import Table
 from hookline.rules import Finding, fold
 
@@ -32,3 +35,10 @@ class Findings(list[Finding]):
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def show_verdict(verdict: str, findings: Iterable[Finding]) -> str:
+    """Show how a training stands, as HTML for a notebook."""
+    table = Findings(findings).table()
+    rows = table._repr_html_() if len(table) else ""
+    return f"<p>{html.escape(verdict)}</p>{rows}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hookline import _trees
+from hookline._torch import is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
@@ -25,6 +26,20 @@ _WHY_NOT = (
     "its gradient cannot be told without changing the model's: the value is a leaf, or a view that "
     "is changed in place and shares its memory"
 )
+
+
+_TRANSFORMED = (
+    "calls inside of `torch.func` (vmap, grad, jvp) are not measured: their values stand for many, "
+    "or for none yet"
+)
+
+
+def _is_transformed() -> bool:
+    """Tell whether a call is no step of a training: torch.func differentiates it, or it is traced.
+
+    Its values stand for many, or for none.
+    """
+    return is_functorch_active() or is_tracing()
 
 
 class WatchListener(Listener):
@@ -106,6 +121,8 @@ class WatchListener(Listener):
 
     def on_light(self, output: Tensor, *, has_grad: bool) -> None:
         recorder = self.recorder
+        if _is_transformed():
+            return
         try:
             if recorder.tell_begin is not None and has_grad:
                 recorder.tell_begin()
@@ -115,7 +132,7 @@ class WatchListener(Listener):
             recorder.guard.take(error)
 
     def on_light_gradient(self, grad: Tensor) -> None:
-        if self.is_due and self.recorder.is_on:
+        if self.is_due and self.recorder.is_on and not _is_transformed():
             try:
                 if self._grad_id >= 0:
                     self.recorder.measure(self._grad_id, grad)
@@ -135,7 +152,9 @@ class WatchListener(Listener):
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
     ) -> Tensor | None:
-        if grad is not None and self.is_due and self.recorder.is_on:
+        if grad is None or _is_transformed():
+            return grad
+        if self.is_due and self.recorder.is_on:
             try:
                 self._measure_one(port, leaf, grad, is_grad=True)
             except Exception as error:
@@ -165,7 +184,7 @@ class WatchListener(Listener):
             self.recorder.unmeasured.setdefault(address, _WHY_NOT)
 
     def _hears(self, visit: Visit) -> bool:
-        if visit.is_recompute:
+        if visit.is_recompute or _is_transformed():
             return False
         has_grad = visit.call.grad_at_start
         if has_grad and self.recorder.tell_begin is not None:
@@ -269,7 +288,11 @@ class CallListener(Listener):
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not visit.is_recompute and visit.call.grad_at_start and not self.recorder.is_deaf:
+        if is_functorch_active():
+            name = self.prefix.rstrip(".") or type(module).__name__
+            self.recorder.unmeasured.setdefault(name, _TRANSFORMED)
+        is_own = not visit.is_recompute and visit.call.grad_at_start and not _is_transformed()
+        if is_own and not self.recorder.is_deaf:
             try:
                 if visit.call.depth <= 1:
                     self.tell(module, args, kwargs, self.prefix)
@@ -305,7 +328,7 @@ class ReturnListener(Listener):
     ) -> Any:
         try:
             self.recorder.queue.settle()
-            if not visit.is_recompute and not self.recorder.is_deaf:
+            if not (visit.is_recompute or self.recorder.is_deaf or _is_transformed()):
                 self.tell(module, output)
         except Exception as error:
             self.recorder.guard.take(error)

@@ -227,6 +227,17 @@ class Pace:
             wanted = math.ceil(added / usual / _EXTRA_SHARE) if usual > 0 else 0
             self.extra_stride = min(max(wanted, _LEAST_EXTRA_STRIDE), _MOST_EXTRA_STRIDE)
 
+    def _time_extras(self, watched: _Durations) -> float:
+        """Tell how long a step with extras takes; without plain steps, by hookline's own time.
+
+        There are few of them: one that falls on a slow step of the training, such as one that
+        compiles, would be taken for the cost of all.
+        """
+        extras = self._with_extras
+        if self._plain:
+            return extras.seconds
+        return watched.seconds + max(0.0, extras.own_seconds - watched.own_seconds)
+
     def cost(self) -> Cost:
         """Say what was measured so far."""
         watched = self._watched_times
@@ -238,5 +249,5 @@ class Pace:
             watched_seconds=watched.seconds if watched else None,
             plain_seconds=self._plain.seconds if self._plain else None,
             with_extras=self._watched[True],
-            extras_seconds=self._with_extras.seconds if self._with_extras else None,
+            extras_seconds=self._time_extras(watched) if self._with_extras else None,
         )

@@ -59,7 +59,7 @@ class Reaction:
                 self._on_finding = "continue"
         elif self.raises and finding.severity == "error":
             self._waiting = self._waiting or finding
-        elif self.wants_calls and finding.severity != "info":
+        elif self.wants_calls and finding.severity == "error":
             self._dump_calls(finding, calls)
 
     def raise_waiting(self) -> None:

@@ -47,6 +47,8 @@ class Seeker:
         """Whether calls are kept also where they are not repeated."""
         self.others: list[Callable[[], Origin | None]] = []
         """Who is asked when no call shows it."""
+        self.notes: list[str] = []
+        """Why an operation was not found."""
         self._recorder = recorder
         self._calls: deque[KeptCall] = deque(maxlen=MOST_CALLS)
         self._count = 0
@@ -130,6 +132,9 @@ class Seeker:
                         break
         if origin is not None and origin.cause != "not reproduced":
             self._tries = _MOST_TRIES
+        elif origin is not None:
+            note = f"the operation behind a value that is not finite was not found: {origin.why}"
+            self.notes += [note] if note not in self.notes else []
         return origin
 
 

@@ -165,6 +165,16 @@ class Steps:
         if self._recorder.is_on:
             self._recorder.scale_gradients(scale)
 
+    def set_aside(self) -> None:
+        """Take all hooks off the models for a moment."""
+        if self._attachment is not None and self.is_running and self.is_here:
+            self._attachment.set_aside()
+
+    def put_back(self) -> None:
+        """Put them on again."""
+        if self._attachment is not None and self.is_running and self.is_here:
+            self._attachment.put_back()
+
     def note_scaled(self) -> None:
         """Learn that a gradient scaler has put its factor into a loss of this step."""
         self._is_scaled = True

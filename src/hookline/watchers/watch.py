@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import html
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,10 +24,11 @@ from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.choosing import choose_all, is_judged_by, list_rules
 from hookline.watchers.clocks import Clock
 from hookline.watchers.delivering import Delivery
-from hookline.watchers.describing import Descriptions
-from hookline.watchers.findings import Findings
+from hookline.watchers.describing import Descriptions, read_rank
+from hookline.watchers.findings import Findings, show_verdict
 from hookline.watchers.options import Options
 from hookline.watchers.pacing import Cost, Pace
+from hookline.watchers.pausing import Pause
 from hookline.watchers.progress import ProgressLine
 from hookline.watchers.reacting import OnFinding, Reaction
 from hookline.watchers.recording import Recorder
@@ -92,8 +91,9 @@ def watch(
     `every` is a stride, or strides by pattern, of which the last that matches counts:
     `{"**": 10, "head": 1}`. `budget=0.03` watches as
     many steps as keep the measured cost under three percent, after the first `budget_from`, which
-    are watched whatever that costs. Calls without grad are left out unless `with_inference`. `optimizers` names those whose steps count, where not all do. Several
-    models come as a list or a dict. Without `run_dir` the latest `keep` steps stay in memory.
+    are watched whatever that costs. Calls without grad are left out unless `with_inference`.
+    `optimizers` names those whose steps count, where not all do. Several models come as a list or a
+    dict. Without `run_dir` the latest `keep` steps stay in memory.
     `resume` goes on in a folder that holds a run, with the step after its last or `first_step`.
     `to` are functions that get the scalars of each step.
 
@@ -142,6 +142,7 @@ class Watch:
         self.is_open = True
         """Whether it still measures."""
         self._options = options
+        self._remarks: list[str] = []
         self._recorder = Recorder(strict=options.strict)
         self._attachment = Attachment(models, options, self._recorder)
         self._pace = Pace(options.stride, options.budget, free=options.budget_from)
@@ -150,7 +151,7 @@ class Watch:
         for prefix, model in models.items():
             self._descriptions.add(prefix, model)
         writer, first_step = self._make_writer(options)
-        rank = _rank()[0]
+        rank = read_rank()[0]
         self._reaction = Reaction(options.on_finding, None if writer is None else writer.dump)
         self._delivery = Delivery(
             writer,
@@ -199,7 +200,7 @@ class Watch:
         first = options.first_step or 0
         if self.folder is None:
             return None, first
-        rank, world = _rank()
+        rank, world = read_rank()
         try:
             writer = RunWriter(self.folder, rank=rank, world=world, resume=options.resume)
             writer.describe("environment", describe_environment())
@@ -276,7 +277,7 @@ class Watch:
     def gap(self) -> str:
         """What was not judged since it stopped before its time; empty where it did not."""
         if self.failure is None:
-            return ""
+            return self._delivery.gap
         last = self._delivery.last_step
         if last is None:
             return "The watch stopped before the first step ended: nothing was judged."
@@ -289,9 +290,7 @@ class Watch:
         if self._options.rules is False:
             return "Nothing was judged: rules=False."
         delivery = self._delivery
-        said = say_verdict(
-            delivery.findings, steps=delivery.steps, sites=len(self._recorder.facts)
-        )
+        said = say_verdict(delivery.findings, steps=delivery.steps, sites=len(self._recorder.facts))
         return f"{self.gap} {said}" if self.gap else said
 
     @property
@@ -392,6 +391,11 @@ class Watch:
         """Note in the run what was concluded from it."""
         self._delivery.add_finding(finding)
 
+    def add_note(self, text: str) -> None:
+        """Note what is to be known when the run is read."""
+        if text not in self._remarks:
+            self._remarks.append(text)
+
     def dump(self, name: str, tensors: Mapping[str, Tensor], **facts: Any) -> None:
         """Keep whole tensors in the run; they are copied at once and written later."""
         if self._delivery.writer is None:
@@ -414,7 +418,10 @@ class Watch:
     def notes(self) -> list[str]:
         """What could not be measured, and why."""
         found = [f"`{where}`: {why}" for where, why in self._recorder.unmeasured.items()]
-        found += self._delivery.notes
+        if self.failure is not None:
+            why = str(self.failure) or type(self.failure).__name__
+            found.append(f"the watch stopped before the training did: {why}")
+        found += [*self._delivery.notes, *self._seeker.notes, *self._remarks]
         silence = self._explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
@@ -432,7 +439,7 @@ class Watch:
                 end()
             except Exception as error:
                 self._recorder.guard.note(error)
-        self._delivery.close(status, self.cost, notes, gap=self.gap)
+        self._delivery.close(status, self.cost, notes, gap=lambda: self.gap)
 
     def abandon(self, error: BaseException) -> None:
         """End it before its time, for an error of whoever has it; the error was said."""
@@ -448,12 +455,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(name_ending(error))
         if error is None:
             self._recorder.guard.raise_failure()
@@ -472,32 +474,7 @@ class Watch:
         return f"<hl.watch {where}, {state}, step {self.step_number}, {sites} sites{findings}>"
 
     def _repr_html_(self) -> str:
-        """Show how the training stands, in a notebook."""
-        table = Findings(self._delivery.findings).table()
-        rows = table._repr_html_() if len(table) else ""
-        return f"<p>{html.escape(self.verdict)}</p>{rows}"
-
-
-class Pause:
-    """What `Watch.pause` gives: at the end of a `with`, the watch goes on."""
-
-    def __init__(self, paused: Watch) -> None:
-        self._paused = paused
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exception: object) -> None:
-        if self._paused.is_open:
-            self._paused.resume()
-
-
-def _rank() -> tuple[int, int]:
-    """Tell which rank of how many this process is."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return show_verdict(self.verdict, self._delivery.findings)
 
 
 @atexit.register
