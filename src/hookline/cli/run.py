@@ -96,8 +96,8 @@ def script_options(command: Any) -> Any:
     "--budget",
     metavar="PERCENT",
     type=click.FloatRange(0, 1000, min_open=True),
-    help="After the first 100 steps, watch as many as cost at most so much of the time: 5 unless "
-    "given.",
+    help="After the first 100 steps and ten seconds of cost, watch as many as cost at most so much "
+    "of the time: 5 unless given. One in 20 at least.",
 )
 @click.option(
     "--on-finding",

@@ -85,7 +85,9 @@ class NoGradient(Rule):
             is_spare = module not in self._ran or module in alive
             (unused if is_spare else used).append(int(number))
         if used:
-            yield self._explain(step, used, severity="error")
+            # A last layer that nobody listens to is no disaster; a part that is cut off is.
+            share = len(used) / max(1, len(step.roster.parameters))
+            yield self._explain(step, used, severity="error" if share >= _LARGE else "warning")
         if unused:
             yield self._explain(step, unused, severity="info")
 
@@ -94,12 +96,18 @@ class NoGradient(Rule):
         names = [name_site(step.sites[one]) for one in at]
         is_missing = self._missing[at[0]] >= self.window
         how = "no gradient at all" if is_missing else "a gradient of exactly zero"
-        if severity == "error":
+        if severity != "info":
             why = "though its module ran"
             hint = (
                 "Look for .detach(), .data, torch.no_grad() or .item() between this module and "
-                "the loss, and for an activation that is zero everywhere."
+                "the loss, for an output that nothing uses, and for an activation that is zero "
+                "everywhere."
             )
+            if not is_missing and any(one.dtype == "float16" for one in step.sites):
+                hint = (
+                    "Values are float16, in which small gradients become zero: scale the loss "
+                    f"with torch.amp.GradScaler, or use bfloat16. {hint}"
+                )
         else:
             why = "since nothing that the loss depends on uses it"
             hint = "If that is meant, leave it out of the optimizer."
@@ -127,6 +135,10 @@ class NoGradient(Rule):
     def _find_source(self, step: Step, module: str) -> str:
         number = step.roster.first_value.get(module)
         return "" if number is None else step.sites[number].source
+
+
+_LARGE = 0.1
+"""From this share of all parameters on, those without a gradient are an error."""
 
 
 def _find(values: Floats, at: Integers) -> Floats:

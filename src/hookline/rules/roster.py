@@ -85,12 +85,17 @@ class Roster:
 
     @cached_property
     def matrices(self) -> Integers:
-        """The ids of the parameters with two dimensions or more that can be trained."""
+        """The ids of the parameters that can be trained and are no vectors, whatever their shape.
+
+        A table of single numbers is a vector, too: biases of users, or of items.
+        """
         return np.array(
             [
                 number
                 for number in self.parameters
-                if self.dimensions[number] > 1 and self.is_trainable[number]
+                if self.dimensions[number] > 1
+                and self.is_trainable[number]
+                and not (self.is_table[number] and 1 in self.sites[number].shape)
             ],
             np.int64,
         )

@@ -20,6 +20,12 @@ _LEAST_OF_EACH = 3
 _REMEMBERED = 25
 _MOST_STRIDE = 1000
 _ROUNDING = 1e-9
+_MOST_STRIDE_AFTER_FREE = 20
+"""Who wants the start whole wants to know what comes after it, too."""
+
+_FREE_SECONDS = 10.0
+"""A start that is watched whatever it costs goes on until it has cost so much."""
+
 _CHECK_AGAIN = 25
 """How often one step is left out to time it, where the budget allows every step."""
 
@@ -131,7 +137,9 @@ class Pace:
         self._budget = budget
         self._free = free if budget is not None else 0
         """Steps at the start that are watched whatever they cost."""
-        self._asked = 0
+        self._is_free = self._free > 0
+        self._own_total = 0.0
+        self._most_stride = _MOST_STRIDE_AFTER_FREE if self._is_free else _MOST_STRIDE
         self._plain = _Durations()
         self._usual = _Durations()
         self._with_extras = _Durations()
@@ -153,12 +161,11 @@ class Pace:
         if self._budget is None:
             return step % self._every == 0
         self._since += 1
-        self._asked += 1
-        if self._asked <= self._free:
+        if self._is_free:
             due = step % self._every == 0
         elif not self._has_learned:
             due = step % max(2, self._every) == 0  # in turn, to learn what it costs
-        elif self._since >= _MOST_STRIDE:
+        elif self._since >= self._most_stride:
             due = True
         elif not self._can_pay(self._budget):
             due = False
@@ -177,7 +184,11 @@ class Pace:
         self._steps += 1
         if was_watched:
             self._watched[had_extras] += 1
-            self._unpaid[had_extras] += self._steps > self._free
+            self._unpaid[had_extras] += not self._is_free
+        self._own_total += own_seconds
+        if self._is_free:
+            self._free = max(self._free, self._steps)
+            self._is_free = self._steps < self._free or self._own_total < _FREE_SECONDS
         if self._steps <= _WARM_UP:
             return
         if not was_watched:
@@ -192,7 +203,7 @@ class Pace:
             self._unpaid.clear()
             # A cost that is the budget to the last bit, or just past it, fits.
             wanted = math.ceil(self._usually_added / self._budget - _ROUNDING)
-            self.stride = max(self._every, min(_MOST_STRIDE, wanted))
+            self.stride = max(self._every, min(self._most_stride, wanted))
 
     @property
     def _watched_times(self) -> _Durations:
