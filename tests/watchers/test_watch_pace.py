@@ -78,7 +78,7 @@ def test_free_steps_go_on_until_they_have_cost_ten_seconds() -> None:
 
 def test_a_budget_after_free_steps_leaves_no_long_gap() -> None:
     watched = run_pace(Pace(1, 0.05, free=100), 2000, plain=1.0, added=3.0)
-    gaps = [later - earlier for earlier, later in zip(watched, watched[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(watched)]
     assert max(gaps) == 20
 
 
