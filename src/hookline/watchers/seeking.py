@@ -7,6 +7,7 @@ that they ran with. That happens once in a training, or a few times where it sho
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence, Set
@@ -26,6 +27,9 @@ MOST_CALLS = 8
 """Calls of one step that are kept, the latest."""
 
 _MOST_TRIES = 3
+_MOST_SECONDS = 10.0
+"""A search that takes longer is not made again."""
+
 _MOST_LEAVES = 16
 _MOST_BYTES = 1 << 28
 """Bytes of gradients that are held for one step; those of larger outputs are let go."""
@@ -121,6 +125,7 @@ class Seeker:
     def seek(self, kinds: Set[str]) -> Origin | None:
         """Find the operation behind what is not finite; `kinds` are the sites where that shows."""
         self._tries += 1
+        began = time.monotonic()
         is_backward = not (kinds - OF_BACKWARD)
         with self._recorder.deaf():
             origin = find_origin_apart(self.calls, backward=is_backward) if self._calls else None
@@ -130,9 +135,10 @@ class Seeker:
                     if other is not None:
                         origin = other
                         break
-        if origin is not None and origin.cause != "not reproduced":
+        is_found = origin is not None and origin.cause != "not reproduced"
+        if is_found or time.monotonic() - began > _MOST_SECONDS:
             self._tries = _MOST_TRIES
-        elif origin is not None:
+        if origin is not None and not is_found:
             note = f"the operation behind a value that is not finite was not found: {origin.why}"
             self.notes += [note] if note not in self.notes else []
         return origin
