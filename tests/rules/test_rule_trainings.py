@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+BENCH = str(Path(__file__).parents[2] / "bench")
 
-from rules_bench import CASES, run_case
+# Only for the import: the bench has a file `models.py`, and the tests a folder of that name.
+sys.path.insert(0, BENCH)
+from rules_bench import CASES, run_case  # noqa: E402 (it is found only now)
+
+sys.path.remove(BENCH)
 
 
 @pytest.fixture(autouse=True)

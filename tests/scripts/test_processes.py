@@ -72,6 +72,11 @@ def test_output_is_that_of_python_and_children_are_silent(script: Path) -> None:
     assert f"page  runs/{folder.name}/report.html" in ours.stderr
 
 
+def _heed_interrupts() -> None:
+    """Undo what a shell does to commands in the background: they do not hear of Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "status"),
     [
@@ -83,7 +88,11 @@ def test_output_is_that_of_python_and_children_are_silent(script: Path) -> None:
 def test_signal_keeps_the_run(script: Path, number: int, code: int, status: str) -> None:
     command = [*HOOKLINE, "run", "--no-html", "--out", "run", "train.py", "endless"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
     ) as process:
         assert process.stdout is not None
         for _ in range(4):
