@@ -233,3 +233,9 @@ def test_sparkline_keeps_what_is_not_finite_in_many_steps() -> None:
     line = draw(values, 40)
     assert len(line) == 40
     assert line.count("!") == 1
+
+
+def test_line_of_zeros_lies_on_the_ground_and_one_of_a_constant_above_it() -> None:
+    assert draw([0.0, 0.0, 0.0], 3) == "▁▁▁"
+    assert draw([2.0, 2.0], 2) == "▅▅"
+    assert draw([0.0, float("inf"), 8.0], 3) == "▁!█"

@@ -52,5 +52,5 @@ def _bar(value: float | None, low: float, high: float) -> str:
         return " "
     if not math.isfinite(value):
         return _BAD
-    share = (value - low) / (high - low) if high > low else 0.5
+    share = (value - low) / (high - low) if high > low else 0.5 * bool(value)
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
