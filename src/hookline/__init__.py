@@ -9,6 +9,9 @@
     watch      statistics of every value while a model trains, into a run, and what is wrong
     check      the same for one batch, before the training
     open_run   read a run
+    record     every value of a step or a training, to be compared
+    diff       the first place where two models or recordings differ, and why
+    testing    a model that must compute what it did: assert_same_run
 
 Importing changes nothing in torch.
 """

@@ -1,5 +1,6 @@
 """The public names, gathered from where they live; `hookline` itself shows them as its own."""
 
+from hookline import testing
 from hookline._errors import (
     AddressError,
     AmbiguousRead,
@@ -12,6 +13,7 @@ from hookline._errors import (
     NoSuchRun,
     NoSuchSite,
     NotCaptured,
+    NotComparable,
     NotRecorded,
     OutOfBudget,
     Overwritten,
@@ -25,6 +27,8 @@ from hookline.addresses import port
 from hookline.captures.capture import capture
 from hookline.captures.captured import Captured
 from hookline.captures.storing import load
+from hookline.comparisons.diff import diff
+from hookline.diffs.difference import Difference
 from hookline.edits.actions import (
     add,
     clip,
@@ -49,6 +53,7 @@ from hookline.hooks.torch_style import (
     register_forward_pre_hook,
 )
 from hookline.hooks.visits import KEEP, MISSING, At
+from hookline.recordings import Recording, record
 from hookline.rules import Finding, Rule, register_rule
 from hookline.runs import Run, Series, open_run
 from hookline.scripts.checking import check
@@ -66,6 +71,7 @@ __all__ = [
     "BadTraining",
     "Captured",
     "Checkup",
+    "Difference",
     "EditError",
     "Finding",
     "GradientError",
@@ -76,9 +82,11 @@ __all__ = [
     "NoSuchRun",
     "NoSuchSite",
     "NotCaptured",
+    "NotComparable",
     "NotRecorded",
     "OutOfBudget",
     "Overwritten",
+    "Recording",
     "Rule",
     "Run",
     "RunExists",
@@ -92,6 +100,7 @@ __all__ = [
     "capture",
     "check",
     "clip",
+    "diff",
     "edit",
     "hook",
     "inventory",
@@ -101,6 +110,7 @@ __all__ = [
     "open_run",
     "patch",
     "port",
+    "record",
     "register_backward_hook",
     "register_backward_pre_hook",
     "register_forward_hook",
@@ -113,6 +123,7 @@ __all__ = [
     "skip",
     "source",
     "swap_rows",
+    "testing",
     "watch",
     "zero",
 ]

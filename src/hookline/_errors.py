@@ -17,6 +17,7 @@ HooklineError
 ├── RunWriteError       (OSError)       a run that cannot be written any more
 ├── NewerRun            (RuntimeError)  a run that a newer hookline wrote
 ├── NotRecorded         (LookupError)   a statistic, step, rank or tensor that a run does not hold
+├── NotComparable       (ValueError)    two runs or models that have nothing to compare
 └── BadTraining         (RuntimeError)  a finding that a watch was asked to raise
 
 HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
@@ -98,6 +99,10 @@ class NewerRun(HooklineError, RuntimeError):
 
 class NotRecorded(HooklineError, LookupError):
     """Say that a run holds no such statistic, step, rank or tensor, and what it does hold."""
+
+
+class NotComparable(HooklineError, ValueError):
+    """Say why two runs or models cannot be compared, and what to do."""
 
 
 class BadTraining(HooklineError, RuntimeError):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
@@ -110,6 +111,15 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     key = RemovableHandle.next_id
     RemovableHandle.next_id = key + 1
     tensor._backward_hooks[key] = hook
+
+
+def hold_storage(tensor: Tensor) -> tuple[int, object]:
+    """Give the number of a tensor's memory, and what keeps others from getting that number.
+
+    The memory itself is not held: it is freed when the tensors that lie in it are.
+    """
+    held = StorageWeakRef(tensor.untyped_storage())
+    return held.cdata, held
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:

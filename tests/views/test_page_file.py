@@ -14,7 +14,8 @@ from reported_runs import EVIL, NAN, write_broken, write_run
 
 from hookline.rules import Finding
 from hookline.views import read_report, write_html
-from hookline.views.page import join_modules
+from hookline.views.assembling import join_modules
+from hookline.views.page import PARTS
 
 WEB = files("hookline.views").joinpath("web")
 
@@ -61,7 +62,7 @@ def test_hostile_names_are_nowhere_markup(tmp_path: Path) -> None:
 
 
 def test_scripts_never_read_text_as_markup() -> None:
-    text = join_modules()
+    text = join_modules(PARTS.modules)
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert name not in text, name
     assert "</script" not in text
@@ -88,7 +89,7 @@ def test_modules_import_only_what_others_export() -> None:
             for wanted in filter(None, (one.strip() for one in names.split(","))):
                 found = re.search(rf"^export (?:async )?\w+ {wanted}\b", texts[source], re.M)
                 assert found, f"{name} imports {wanted}, which {source} does not export"
-    joined = join_modules()
+    joined = join_modules(PARTS.modules)
     assert not re.search(r"^(?:import|export) ", joined, re.M)
 
 

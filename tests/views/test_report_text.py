@@ -68,7 +68,7 @@ def test_no_color_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_text_without_rich_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("hookline.views.text.find_spec", lambda name: None)
+    monkeypatch.setattr("hookline.views.lines.find_spec", lambda name: None)
     assert "\x1b" not in format_findings([NAN], color=True)
 
 

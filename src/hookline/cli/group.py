@@ -9,6 +9,7 @@ import click
 
 from hookline.cli.check import check
 from hookline.cli.completion import completion
+from hookline.cli.diff import diff_runs
 from hookline.cli.failing import explained_usage
 from hookline.cli.ls import list_runs
 from hookline.cli.report import report
@@ -21,7 +22,7 @@ _EPILOG = """\b
 exit codes:
   0  done
   1  it could not be done: no such name, or the code that was run failed;
-     or something was found that is an error
+     or something was found that is an error, or a difference
   2  the command line cannot be understood
   `hookline run` gives the script's own where that is not 0
 
@@ -72,5 +73,5 @@ def main(context: click.Context, traceback: bool) -> None:
         click.echo(context.get_help())
 
 
-for _command in (run_script, check, report, show, list_runs, list_sites, completion):
+for _command in (run_script, check, report, show, diff_runs, list_runs, list_sites, completion):
     main.add_command(_command)

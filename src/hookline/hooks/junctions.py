@@ -402,6 +402,9 @@ class Junction:
         if has_raised:
             with suppress(RuntimeError):  # the forward's own error is the one to hear of
                 self._settle(frame, None)
+            for listener in self.plan.outputs:
+                if listener.session in visits:
+                    listener.on_raise(visits[listener.session])
             return None
         self._settle(frame, output)
         if self.lazy is not None:

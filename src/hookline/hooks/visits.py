@@ -327,6 +327,9 @@ class Listener:
         """Receive what the module returned."""
         return output
 
+    def on_raise(self, visit: Visit) -> None:
+        """Learn that the module raised, so that there is no output."""
+
     def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
         """Receive the value of a variable or operation, or the arguments of one by name."""
         return value

@@ -27,7 +27,13 @@ _DEMO = str(Path(__file__).parents[1] / "demo")
 _STANDARD = str(Path(linecache.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
 _STARTS = tuple(
-    str(Path(__file__).parents[1] / one) for one in ("replays/finding.py", "scripts/launching.py")
+    str(Path(__file__).parents[1] / one)
+    for one in (
+        "replays/finding.py",
+        "scripts/launching.py",
+        "comparisons/catching.py",
+        "comparisons/rerunning.py",
+    )
 )
 """Where a replay begins, and a script: whatever called these is not what is looked for."""
 

@@ -15,6 +15,7 @@ Knows no models and no modules.
 
 from __future__ import annotations
 
+from hookline.runs.dump_files import DumpFile
 from hookline.runs.dumps import Dump
 from hookline.runs.environment import describe_environment
 from hookline.runs.history import OF_STEPS, History
@@ -31,6 +32,7 @@ __all__ = [
     "SITE_KINDS",
     "Block",
     "Dump",
+    "DumpFile",
     "History",
     "RecentSteps",
     "Run",

@@ -17,7 +17,7 @@ from hookline.runs.schema import TENSORS
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FORMAT = "hookline.dump"
+FORMAT = "hookline.dump"
 _MOST_LETTERS = 100
 
 
@@ -94,10 +94,10 @@ def save_tensors(
     }
     place = folder / TENSORS
     place.mkdir(exist_ok=True)
-    path = _find_free(place, name, rank)
+    path = find_free(place, name, rank)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(plain, str(temporary), metadata={_FORMAT: to_json(facts)})
+        save_file(plain, str(temporary), metadata={FORMAT: to_json(facts)})
         temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def save_tensors(
     return path
 
 
-def _find_free(place: Path, name: str, rank: int) -> Path:
+def find_free(place: Path, name: str, rank: int) -> Path:
     """Choose a file for a dump; a name may hold anything, a file name may not."""
     safe = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._")[:_MOST_LETTERS] or "dump"
     number, path = 1, place / f"{safe}.rank-{rank:05d}.safetensors"

@@ -14,7 +14,15 @@ from hookline.stats.rows import COLUMNS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-SITE_KINDS = ("value", "gradient", "parameter", "parameter gradient", "update", "moment")
+SITE_KINDS = (
+    "value",
+    "gradient",
+    "parameter",
+    "parameter gradient",
+    "update",
+    "moment",
+    "buffer",
+)
 """What a site can be."""
 
 WIDTHS = {

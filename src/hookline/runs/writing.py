@@ -20,6 +20,7 @@ import numpy as np
 
 from hookline.runs.database import Database, explain_failure
 from hookline.runs.documents import to_json, write_document
+from hookline.runs.dump_files import DumpFile
 from hookline.runs.dumps import save_tensors
 from hookline.runs.encoding import encode, pack_integers
 from hookline.runs.environment import read_command, read_hookline_version
@@ -143,10 +144,19 @@ class RunWriter:
             path = save_tensors(
                 self.folder, name, rank=self.rank, tensors=tensors, facts=facts or {}
             )
-            connection.execute(
-                "INSERT INTO dump (time, name, file, facts) VALUES (?, ?, ?, ?)",
-                (time.time(), name, f"{TENSORS}/{path.name}", to_json(facts or {})),
-            )
+            _note_dump(connection, name, path, facts or {})
+        return path
+
+    def open_dump(self, name: str) -> DumpFile:
+        """Begin a dump whose tensors come one by one; `finish_dump` completes it."""
+        with self._database.reporting():
+            return DumpFile(self.folder, name, rank=self.rank)
+
+    def finish_dump(self, name: str, file: DumpFile, facts: Mapping[str, Any]) -> Path:
+        """Keep a dump whose tensors are all there; return its path."""
+        with self._database.transaction() as connection:
+            path = file.finish(facts)
+            _note_dump(connection, name, path, facts)
         return path
 
     def close(self, ending: str = "finished") -> None:
@@ -290,6 +300,15 @@ def _store_site(connection: sqlite3.Connection, site: SiteFacts) -> int:
     )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
+
+
+def _note_dump(
+    connection: sqlite3.Connection, name: str, path: Path, facts: Mapping[str, Any]
+) -> None:
+    connection.execute(
+        "INSERT INTO dump (time, name, file, facts) VALUES (?, ?, ?, ?)",
+        (time.time(), name, f"{TENSORS}/{path.name}", to_json(facts)),
+    )
 
 
 def _to_text(text: str) -> str:

@@ -127,7 +127,7 @@ def make_payload(report: Report) -> Payload:
             "groups": [_describe_group(report, group, sites) for group in report.groups],
             "notes": list(report.notes),
             "cost": {"line": describe_cost(report.cost), **_clean(report.cost)},
-            "environment": _flatten(run.environment),
+            "environment": flatten(run.environment),
             "model": {
                 name: run.model[name] for name in ("type", "parameters") if name in run.model
             },
@@ -300,12 +300,12 @@ def _to_levels(shares: Floats) -> bytes:
     return np.where(shares > 0, levels, 0).astype(np.uint8).tobytes()
 
 
-def _flatten(facts: Mapping[str, Any]) -> list[list[str]]:
+def flatten(facts: Mapping[str, Any]) -> list[list[str]]:
     """List nested facts as names and words."""
     rows: list[list[str]] = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            rows += [[f"{name} {inner}", words] for inner, words in _flatten(value)]
+            rows += [[f"{name} {inner}", words] for inner, words in flatten(value)]
         elif value not in (None, "", [], {}):
             words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
             rows.append([str(name), words])

@@ -1,44 +1,30 @@
 """A report as text: for a terminal, a log, a pull request.
 
-Without colour it is plain words in plain lines; with colour it has the same words. Colour needs
-rich, and is left out where that is missing or `NO_COLOR` is set.
+Without colour it is plain words in plain lines; with colour it has the same words.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from hookline._tables import Table, format_number
 from hookline.rules import SEVERITIES, Finding, Group, fold
 from hookline.runs import Run
 from hookline.views.extremes import find_extremes
+from hookline.views.lines import Line, Span, choose_width, make_printable, render, wrap
 from hookline.views.report import Report, as_report, describe_cost
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan", "": "bold green"}
-_WIDTH_WITHOUT_TERMINAL = 100
-_WIDEST = 110
-"""Longer lines of prose are hard to read."""
-
 _MOST_SITES = 4
 _MOST_FOLLOWING = 8
-
-_Span = tuple[str, str]
-"""A piece of text, and its style."""
-
-_Line = list[_Span]
 
 
 def format_report(given: Run | Report, *, width: int | None = None, color: bool = False) -> str:
     """Write a report: the verdict, the findings by root cause, the largest numbers, the cost."""
     report = as_report(given)
-    wide = _choose_width(width)
-    lines: list[_Line] = _wrap(report.verdict, wide, style=_STYLES[report.severity])
+    wide = choose_width(width)
+    lines: list[Line] = wrap(report.verdict, wide, style=_STYLES[report.severity])
     if report.findings:
         lines += [[], [(_count(report), "bold")]]
     for group in report.groups:
@@ -47,24 +33,18 @@ def format_report(given: Run | Report, *, width: int | None = None, color: bool 
     if len(extremes):
         lines += [[], *_describe_table(extremes, wide)]
     lines += [[], *_describe_run(report, wide)]
-    return _render(lines, wide, color=color)
+    return render(lines, wide, color=color)
 
 
 def format_findings(
     findings: Iterable[Finding], *, width: int | None = None, color: bool = False
 ) -> str:
     """Write findings alone, folded by root cause; empty where there are none."""
-    wide = _choose_width(width)
-    lines: list[_Line] = []
+    wide = choose_width(width)
+    lines: list[Line] = []
     for group in fold(list(findings)):
         lines += [*([[]] if lines else []), *_describe_group(group, wide)]
-    return _render(lines, wide, color=color)
-
-
-def _choose_width(width: int | None) -> int:
-    if width is None:
-        width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns
-    return max(40, min(width, _WIDEST))
+    return render(lines, wide, color=color)
 
 
 def _count(report: Report) -> str:
@@ -77,7 +57,7 @@ def _plural(count: int, name: str) -> str:
     return f"{count} {name}{'s' if count != 1 and name != 'info' else ''}"
 
 
-def _describe_group(group: Group, width: int, *, said: str = "") -> Iterator[_Line]:
+def _describe_group(group: Group, width: int, *, said: str = "") -> Iterator[Line]:
     """Describe a root cause, then what follows from it in one line each.
 
     What was `said` just above is not said again.
@@ -85,32 +65,32 @@ def _describe_group(group: Group, width: int, *, said: str = "") -> Iterator[_Li
     root = group.root
     yield from _head(root, width)
     if root.message != said:
-        yield from _wrap(root.message, width, indent="  ")
+        yield from wrap(root.message, width, indent="  ")
     for line in root.evidence:
-        yield from _wrap(line, width, indent="    ", first="  - ", style="dim")
+        yield from wrap(line, width, indent="    ", first="  - ", style="dim")
     if root.hint:
-        yield from _wrap(root.hint, width, indent="       ", first="  try: ")
+        yield from wrap(root.hint, width, indent="       ", first="  try: ")
     if root.source:
-        yield [("  at   ", "dim"), (_make_printable(root.source), "")]
+        yield [("  at   ", "dim"), (make_printable(root.source), "")]
     if root.others:
-        yield from _wrap(
+        yield from wrap(
             _list_sites(root.others), width, indent="       ", first="  also ", style="dim"
         )
     for one in group.follows[:_MOST_FOLLOWING]:
         text = f"{one.rule} at {one.site or 'the training'}, step {one.step}: {one.message}"
-        yield from _wrap(text, width, indent="       ", first="  then ", style="dim")
+        yield from wrap(text, width, indent="       ", first="  then ", style="dim")
     if len(group.follows) > _MOST_FOLLOWING:
         yield [(f"  and {len(group.follows) - _MOST_FOLLOWING} more that follow", "dim")]
 
 
-def _head(finding: Finding, width: int) -> list[_Line]:
+def _head(finding: Finding, width: int) -> list[Line]:
     """Name a finding in one line, or two where it is long."""
-    severity: _Span = (f"{finding.severity:<8}", _STYLES.get(finding.severity, "bold"))
-    site = _make_printable(finding.site) or "the training"
+    severity: Span = (f"{finding.severity:<8}", _STYLES.get(finding.severity, "bold"))
+    site = make_printable(finding.site) or "the training"
     words = [finding.rule, site, f"step {finding.step}"]
     if finding.others:
         words.append(f"+{len(finding.others)} sites")
-    spans: _Line = [
+    spans: Line = [
         (word, style) for word, style in zip(words, ("bold", "", "", "dim"), strict=False)
     ]
     if sum(map(len, words)) + 2 * len(words) + len(severity[0]) <= width:
@@ -118,8 +98,8 @@ def _head(finding: Finding, width: int) -> list[_Line]:
     return [[severity, *_join([spans[0], *spans[2:]])], [("  ", ""), spans[1]]]
 
 
-def _join(spans: Sequence[_Span]) -> _Line:
-    line: _Line = []
+def _join(spans: Sequence[Span]) -> Line:
+    line: Line = []
     for span in spans:
         line += [*([("  ", "")] if line else []), span]
     return line
@@ -131,16 +111,16 @@ def _list_sites(sites: Sequence[str]) -> str:
     return f"{few} and {more} more" if more > 0 else few
 
 
-def _describe_table(table: Table, width: int) -> list[_Line]:
+def _describe_table(table: Table, width: int) -> list[Line]:
     """Write a table within a width; its own text asks the terminal."""
     grid = [
-        [format_number(one) if isinstance(one, float) else _make_printable(str(one)) for one in row]
+        [format_number(one) if isinstance(one, float) else make_printable(str(one)) for one in row]
         for row in (table.columns, *table.rows)
     ]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     over = sum(widths) + 2 * (len(widths) - 1) - width
     widths[1] = max(12, widths[1] - max(0, over))
-    lines: list[_Line] = []
+    lines: list[Line] = []
     for number, (what, site, step, value) in enumerate(grid):
         shown = site if len(site) <= widths[1] else f"…{site[1 - widths[1] :]}"
         cells = (what.ljust(widths[0]), shown.ljust(widths[1]), step.rjust(widths[2]))
@@ -149,7 +129,7 @@ def _describe_table(table: Table, width: int) -> list[_Line]:
     return lines
 
 
-def _describe_run(report: Report, width: int) -> list[_Line]:
+def _describe_run(report: Report, width: int) -> list[Line]:
     """Say where things are, what they cost and what to know about them."""
     run = report.run
     reach = "no steps"
@@ -158,10 +138,10 @@ def _describe_run(report: Report, width: int) -> list[_Line]:
     about = f"{_shorten(run['path'])} ({run['status']}, {reach}, {run['sites']} sites)"
     rows = [("run", about), ("cost", describe_cost(report.cost))]
     rows += [("note", note) for note in report.notes]
-    lines: list[_Line] = []
+    lines: list[Line] = []
     for name, text in rows:
         if text:
-            lines += _wrap(text, width, indent="      ", first=f"{name:<6}", style="dim")
+            lines += wrap(text, width, indent="      ", first=f"{name:<6}", style="dim")
     return lines
 
 
@@ -172,39 +152,3 @@ def _shorten(path: str) -> str:
     except OSError:  # it was removed meanwhile
         return path
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
-def _wrap(
-    text: str, width: int, *, indent: str = "", first: str | None = None, style: str = ""
-) -> list[_Line]:
-    """Break a text into lines; a name or a path is never broken inside."""
-    lines = textwrap.wrap(
-        _make_printable(text),
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [[(line, style)] for line in lines]
-
-
-def _make_printable(text: str) -> str:
-    """Take out what would break lines or colour the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-
-
-def _render(lines: Sequence[_Line], width: int, *, color: bool) -> str:
-    if not color or os.environ.get("NO_COLOR") or find_spec("rich") is None:
-        return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
-    from rich.console import Console
-    from rich.text import Text
-
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, force_terminal=True, color_system="standard", width=width, highlight=False
-    )
-    for line in lines:
-        # Text and no markup: a site may be called `blocks[0]`.
-        console.print(Text.assemble(*line), soft_wrap=True)
-    return buffer.getvalue().rstrip("\n")

@@ -224,6 +224,9 @@ class Attachment:
             one.end_step()
             one.is_due = step % one.every == 0
 
+    def end_step(self, step: int) -> None:
+        """Learn that a step that was watched ends."""
+
 
 def _list(names: Sequence[str]) -> str:
     shown = ", ".join(f"`{one}`" for one in names[:_MOST_NAMED])

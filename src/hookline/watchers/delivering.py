@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline._errors import HooklineError, RunWriteError
 from hookline.replays import KeptCall
 from hookline.rules import Finding, Judge
-from hookline.runs import RecentSteps, RunWriter, SiteFacts, StepRecord
+from hookline.runs import DumpFile, RecentSteps, RunWriter, SiteFacts, StepRecord
 from hookline.watchers.guarding import Guard, describe
 from hookline.watchers.harvesting import Harvest
 from hookline.watchers.pacing import Cost
@@ -105,6 +105,10 @@ class Delivery:
     def dump(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write tensors beside the run."""
         self._worker.put(lambda: self._store(lambda writer: writer.dump(name, tensors, facts)))
+
+    def finish_dump(self, name: str, file: DumpFile, facts: Mapping[str, Any]) -> None:
+        """Keep a dump whose tensors are all written."""
+        self._worker.put(lambda: self._store(lambda one: one.finish_dump(name, file, facts)))
 
     def flush(self) -> bool:
         """Wait until all that was taken is kept; tell whether it is."""

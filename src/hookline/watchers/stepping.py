@@ -220,6 +220,8 @@ class Steps:
             recorder.drop_losses(count)  # it went past every watched value: not our loss
             return
         self._backwards.note_backward(fills=fills)
+        if recorder.is_on:
+            self._weights.note_backward(is_last=self._backwards.is_by_hand)
         if self._strangers is not None:
             self._strangers.note_backward()
         if self._is_in_closure:
@@ -418,6 +420,9 @@ class Steps:
 
     def _end(self, *, is_partial: bool = False) -> None:
         recorder = self._recorder
+        if recorder.is_on and self._attachment is not None:
+            self._weights.end_step()
+            self._attachment.end_step(self.number)
         now = time.perf_counter()
         was_watched = recorder.has_events
         if is_partial:

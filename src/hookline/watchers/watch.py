@@ -134,6 +134,9 @@ def watch(
 class Watch:
     """A watch of a training: what was measured, and the way to end it. Made by `hl.watch`."""
 
+    _listens_by: type[Attachment] = Attachment
+    _weighs_by: type[Weights] = Weights
+
     def __init__(
         self, models: Mapping[str, nn.Module], folder: Path | None, options: Options
     ) -> None:
@@ -144,7 +147,7 @@ class Watch:
         self._options = options
         self._remarks: list[str] = []
         self._recorder = Recorder(strict=options.strict)
-        self._attachment = Attachment(models, options, self._recorder)
+        self._attachment = self._listens_by(models, options, self._recorder)
         self._pace = Pace(options.stride, options.budget, free=options.budget_from)
         self._is_wanted = choose_all(models, options)
         self._descriptions = Descriptions()
@@ -163,7 +166,7 @@ class Watch:
             guard=self._recorder.guard,
         )
         named = [(prefix, model, self._is_wanted) for prefix, model in models.items()]
-        self._weights = Weights(
+        self._weights = self._weighs_by(
             self._recorder, named, updates=options.updates, strides=options.strides
         )
         self._seeker = Seeker(

@@ -26,6 +26,7 @@ from hookline.watchers.units import find_rows
 COPY_LIMIT = 1 << 30
 """How many bytes of weights are copied for one step; more weights take turns."""
 
+_KINDS = {"": "parameter", "grad": "parameter gradient", "update": "update"}
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
 
 
@@ -272,7 +273,7 @@ class Weights:
             after = one.parameter.detach()
             grad = None if one.parameter.grad is None else one.parameter.grad.detach()
             updates.append((self._site(one, "update", after), row, (self._kept[key], after, grad)))
-        self._recorder.measure_updates(updates)
+        self._measure_updates(updates)
         if moments:
             self._measure_all(
                 [
@@ -286,6 +287,15 @@ class Weights:
         if rates:
             self._recorder.add_scalar("lr", max(rates))
 
+    def note_backward(self, *, is_last: bool) -> None:
+        """Learn that a backward pass is over, and whether it is the step's last."""
+
+    def end_step(self) -> None:
+        """Learn that a step ends, whether or not an optimizer has stepped in it."""
+
+    def _measure_updates(self, updates: Sequence[tuple[int, int, Update]]) -> None:
+        self._recorder.measure_updates(updates)
+
     def _measure_all(
         self, values: Sequence[tuple[Weight, str, Tensor]]
     ) -> list[tuple[int, Log] | None]:
@@ -297,9 +307,22 @@ class Weights:
     def _site(self, one: Weight, part: str, value: Tensor) -> int:
         number = one.ids.get(part)
         if number is None:
-            number = self._recorder.new_site(lambda n, v: _facts(one, part, n, v), value)
+            number = self._recorder.new_site(lambda n, v: self._describe(one, part, n, v), value)
             one.ids[part] = number
         return number
+
+    def _describe(self, one: Weight, part: str, number: int, value: Tensor) -> SiteFacts:
+        return SiteFacts(
+            id=number,
+            address=escape(one.name) + (f":{part}" if part else ""),
+            kind=_KINDS.get(part, "moment"),
+            module=one.module,
+            type=one.type,
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(value.shape),
+            source="",
+            more={"requires_grad": one.parameter.requires_grad},
+        )
 
 
 def _above(name: str) -> str:
@@ -312,21 +335,4 @@ def _is_number(group: dict[str, Any]) -> bool:
     rate = group.get("lr")
     return isinstance(rate, (int, float)) or (
         isinstance(rate, Tensor) and rate.device.type == "cpu"
-    )
-
-
-_KINDS = {"": "parameter", "grad": "parameter gradient", "update": "update"}
-
-
-def _facts(one: Weight, part: str, number: int, value: Tensor) -> SiteFacts:
-    return SiteFacts(
-        id=number,
-        address=escape(one.name) + (f":{part}" if part else ""),
-        kind=_KINDS.get(part, "moment"),
-        module=one.module,
-        type=one.type,
-        dtype=str(value.dtype).removeprefix("torch."),
-        shape=tuple(value.shape),
-        source="",
-        more={"requires_grad": one.parameter.requires_grad},
     )

@@ -1,9 +1,6 @@
 // What a report holds: facts at once, tables of numbers when they are asked for. Knows no page.
 
-const MISSING = 0;
-const ZERO = 1;
-const NOT_FINITE = 2;
-const FIRST = 3;
+import { decodeTable, openChunks, readChunk, StatTable } from "./unpacking.js";
 
 export const KIND_NAMES = {
   value: "Forward",
@@ -28,65 +25,9 @@ export const STATS = {
   outlier: { name: "Outlier channel", isLinear: false },
 };
 
-function decodeBase64(text) {
-  const letters = atob(text);
-  const bytes = new Uint8Array(letters.length);
-  for (let at = 0; at < letters.length; at += 1) bytes[at] = letters.charCodeAt(at);
-  return bytes;
-}
-
-async function inflate(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
 export async function openData(text) {
-  const chunks = text.trim().split("\n");
-  const facts = JSON.parse(new TextDecoder().decode(await inflate(decodeBase64(chunks[0]))));
-  return new ReportData(facts, chunks.slice(1));
-}
-
-// A statistic of all sites of one kind. `logs` are binary logarithms of magnitudes: NaN where
-// nothing was measured, -Infinity for zero, Infinity where nothing was finite.
-export class StatTable {
-  constructor(rows, columns) {
-    this.rows = rows;
-    this.columns = columns;
-    this.logs = new Float32Array(rows * columns).fill(NaN);
-    this.isNegative = null;
-  }
-
-  value(row, column) {
-    const at = row * this.columns + column;
-    const size = 2 ** this.logs[at];
-    return this.isNegative && this.isNegative[at] ? -size : size;
-  }
-
-  series(row) {
-    return Float64Array.from({ length: this.columns }, (_, column) => this.value(row, column));
-  }
-}
-
-function decodeTable(bytes, { rows, columns, base, steps, signed }) {
-  const table = new StatTable(rows, columns);
-  const size = rows * columns;
-  if (signed) table.isNegative = new Uint8Array(size);
-  for (let row = 0; row < rows; row += 1) {
-    let code = 0;
-    for (let at = row * columns; at < (row + 1) * columns; at += 1) {
-      const folded = bytes[at] | (bytes[size + at] << 8);
-      code = (code + ((folded >> 1) ^ -(folded & 1))) & 0xffff;
-      if (code === MISSING) continue;
-      if (code === ZERO) table.logs[at] = -Infinity;
-      else if (code === NOT_FINITE) table.logs[at] = Infinity;
-      else {
-        const step = code - FIRST;
-        table.logs[at] = base + (signed ? step >> 1 : step) / steps;
-        if (signed) table.isNegative[at] = step & 1;
-      }
-    }
-  }
-  return table;
+  const { facts, chunks } = await openChunks(text);
+  return new ReportData(facts, chunks);
 }
 
 export class ReportData {
@@ -120,7 +61,7 @@ export class ReportData {
   }
 
   chunk(number) {
-    return inflate(decodeBase64(this.chunks[number]));
+    return readChunk(this.chunks[number]);
   }
 
   // The table of a statistic; null where the report does not hold it.

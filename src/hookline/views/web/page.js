@@ -1,27 +1,14 @@
-// The page of a report: opens the data, puts the parts together, light or dark, on screen or paper.
+// The page of a report: opens the data, puts the parts together.
 
 import { listFindings, openData } from "./data.js";
 import { find, make } from "./elements.js";
 import { Explorer } from "./explorer.js";
 import { makeFindings } from "./findings.js";
+import { addFact, openPage } from "./frame.js";
 import { formatCount, formatNumber } from "./numbers.js";
 import { makeFlow, makeLoss } from "./overview.js";
 
 const KINDS_OF_VERDICT = { error: "Error", warning: "Warning", info: "Worth knowing", "": "No findings" };
-
-function preferredTheme() {
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-}
-
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  find("theme").textContent = theme === "dark" ? "Light" : "Dark";
-  find("theme").setAttribute("aria-label", `Show in ${theme === "dark" ? "light" : "dark"} colours`);
-}
-
-function addFact(name, value) {
-  find("facts").append(make("div", {}, make("dt", { text: name }), make("dd", { text: value })));
-}
 
 async function showFacts(data) {
   const { run, severity, model, cost } = data.facts;
@@ -55,30 +42,7 @@ function showFooter({ cost, notes, environment, run }) {
   find("footer").replaceChildren(...parts);
 }
 
-// On paper everything is open and light; afterwards it is as before.
-function preparePrinting(applyTheme) {
-  let before = null;
-  const begin = () => {
-    if (before) return;
-    const closed = [...document.querySelectorAll(".finding:not([open])")];
-    for (const one of closed) one.open = true;
-    before = { closed, theme: document.documentElement.dataset.theme };
-    applyTheme("light");
-  };
-  const end = () => {
-    if (!before) return;
-    for (const one of before.closed) one.open = false;
-    applyTheme(before.theme);
-    before = null;
-  };
-  addEventListener("beforeprint", begin);
-  addEventListener("afterprint", end);
-  const paper = matchMedia("print");
-  paper.addEventListener("change", () => (paper.matches ? begin() : end()));
-}
-
-async function start() {
-  setTheme(preferredTheme());
+async function showReport(theme) {
   const data = await openData(find("data").textContent);
   const { facts } = data;
   const findings = listFindings(facts);
@@ -87,10 +51,9 @@ async function start() {
   if (!data.kinds.length || !data.columns.first.length) {
     find("explorer").replaceChildren(make("p", { class: "quiet", text: "Nothing was measured at any site in this run." }));
     find("findings").replaceChildren(...makeFindings(facts.groups, () => {}));
-    document.documentElement.dataset.ready = "yes";
-    return;
+    return () => {};
   }
-  const explorer = new Explorer(data, findings, document.documentElement.dataset.theme);
+  const explorer = new Explorer(data, findings, theme);
   find("explorer").replaceChildren(explorer.element);
   const show = async ({ place, step }) => {
     await explorer.goTo(place, step);
@@ -102,22 +65,11 @@ async function start() {
   const loss = await makeLoss(data, findings);
   const flow = await makeFlow(data, findings, (row, column) => explorer.setKind("gradient", row, data.columns.first[column]));
   find("overview").replaceChildren(...[loss, flow].filter(Boolean).map((one) => one.element));
-  const applyTheme = (theme) => {
-    setTheme(theme);
-    explorer.setTheme(theme);
+  return (other) => {
+    explorer.setTheme(other);
     loss?.draw();
     flow?.draw();
   };
-  const toggle = () => applyTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-  find("theme").addEventListener("click", toggle);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => applyTheme(preferredTheme()));
-  preparePrinting(applyTheme);
-  document.documentElement.dataset.ready = "yes";
 }
 
-start().catch((error) => {
-  const problem = find("problem");
-  problem.hidden = false;
-  problem.textContent = `This page could not be shown in full: ${error.message}. It needs a browser of 2023 or later.`;
-  throw error;
-});
+openPage(showReport);

@@ -1,0 +1,165 @@
+"""Graft: both modules on the same input, to tell the one that differs from one that inherits.
+
+The call of B's module is taken as B makes it, and the values of A's call are put in its place: by
+the name of the argument, else in order by their shape. So the two may have other signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._trees import Path
+from hookline.comparisons.calling import StepCall
+from hookline.comparisons.catching import CaughtCall, NotCaught, catch_call
+from hookline.comparisons.rerunning import Rerun, rerun
+from hookline.diffs.measuring import relative_error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graft:
+    """What two modules gave on the same input."""
+
+    call: CaughtCall
+    """A's call."""
+
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
+    """What B's module was called with."""
+
+    module_b: nn.Module
+    """B's module."""
+
+    line_b: str
+    """The line that calls it in B."""
+
+    outputs: Mapping[str, float]
+    """The relative error of each output, by its place."""
+
+    gradients: Mapping[str, float]
+    """The relative error of the gradient of each input."""
+
+    parameters: Mapping[str, float]
+    """The relative error of the gradient of each parameter."""
+
+    notes: tuple[str, ...] = ()
+    """What could not be compared."""
+
+    def error(self, direction: str | None) -> float:
+        """Give the largest error of what counts in a direction; 0 where there is nothing."""
+        counted = [*self.outputs.values()]
+        if direction in ("backward", "parameter gradient"):
+            counted = [*self.gradients.values(), *self.parameters.values()]
+        return max(counted, default=0.0)
+
+
+def make_graft(
+    models: tuple[nn.Module, nn.Module],
+    paths: tuple[str, str],
+    calls: tuple[StepCall, StepCall],
+    *,
+    visit: int = 0,
+    backward: bool = False,
+) -> Graft:
+    """Run A's module and B's on A's input; raise `NotCaught` where that cannot be done."""
+    caught = catch_call(models[0], paths[0], calls[0], visit=visit, backward=backward)
+    other = catch_call(models[1], paths[1], calls[1], visit=visit)
+    arguments, notes = transplant(dict(_trees.leaves(caught.bound)), other)
+    gradients = caught.gradients if backward else None
+    done_a = rerun(caught.module, caught, (caught.args, caught.kwargs), gradients=gradients)
+    done_b = rerun(other.module, caught, arguments, gradients=gradients)
+    return Graft(
+        call=caught,
+        arguments=arguments,
+        module_b=other.module,
+        line_b=other.line.place,
+        outputs=compare_leaves(done_a.outputs, done_b.outputs, notes),
+        gradients=_compare_gradients(done_a, done_b, notes),
+        parameters=_compare_parameters(done_a, done_b),
+        notes=tuple(notes),
+    )
+
+
+def transplant(
+    values: Mapping[Path, Tensor], other: CaughtCall
+) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[str]]:
+    """Put the values of another call into one, by the name of the argument or by shape."""
+    given = dict(values)
+    wanted = dict(_trees.leaves(other.bound))
+    swaps: dict[int, Tensor] = {}
+    for path, tensor in wanted.items():
+        twin = given.get(path)
+        if twin is not None and _fits(twin, tensor):
+            swaps[id(tensor)] = given.pop(path).to(tensor.device)
+    for tensor in wanted.values():
+        if id(tensor) in swaps:
+            continue
+        fitting = [path for path, one in given.items() if _fits(one, tensor)]
+        if fitting:
+            swaps[id(tensor)] = given.pop(fitting[0]).to(tensor.device)
+    if wanted and not swaps:
+        raise NotCaught("the two modules take no argument of the same shape")
+    left = [".".join(map(str, path)) for path, one in wanted.items() if id(one) not in swaps]
+    notes = [f"the argument `{name}` has no partner and stayed B's own" for name in left]
+    made = _trees.replace_tensors({"args": other.args, "kwargs": other.kwargs}, swaps)
+    return (made["args"], made["kwargs"]), notes
+
+
+def _fits(one: Tensor, other: Tensor) -> bool:
+    is_float = one.dtype.is_floating_point == other.dtype.is_floating_point
+    return one.shape == other.shape and is_float
+
+
+def compare_leaves(
+    a: Mapping[Any, Tensor], b: Mapping[Any, Tensor], notes: list[str]
+) -> dict[str, float]:
+    """Compare what both gave: by name, else in order by the number of elements."""
+    found: dict[str, float] = {}
+    waiting = dict(b)
+    for name, one in a.items():
+        other = waiting.pop(name, None) if _same_size(one, waiting.get(name)) else None
+        if other is None:
+            key = next((key for key, it in waiting.items() if _same_size(one, it)), None)
+            other = None if key is None else waiting.pop(key)
+        place = name if isinstance(name, str) else ".".join(map(str, name))
+        if other is None:
+            notes.append(f"{place or 'the output'} has no partner in B")
+        else:
+            found[place] = relative_error(one, other.reshape(one.shape))
+    return found
+
+
+def _compare_gradients(a: Rerun, b: Rerun, notes: list[str]) -> dict[str, float]:
+    """Compare the gradients of the inputs; one that is missing on one side differs."""
+    found = compare_leaves(a.gradients, b.gradients, [])
+    for path in a.gradients:
+        found.setdefault(_spell(path), float("inf"))
+    if len(b.gradients) > len(a.gradients):
+        notes.append("B's module sends a gradient to an input that gets none in A")
+        found["another input"] = float("inf")
+    return found
+
+
+def _compare_parameters(a: Rerun, b: Rerun) -> dict[str, float]:
+    """Compare the gradients of parameters of the same name, or else of the same size."""
+    found = {}
+    for name in a.parameters.keys() & b.parameters.keys():
+        one, other = a.parameters[name], b.parameters[name]
+        if one is not None and other is not None and one.numel() == other.numel():
+            found[name] = relative_error(one, other.reshape(one.shape))
+        elif (one is None) != (other is None):
+            found[name] = float("inf")
+    rest_a = {k: v for k, v in a.parameters.items() if k not in b.parameters and v is not None}
+    rest_b = {k: v for k, v in b.parameters.items() if k not in a.parameters and v is not None}
+    return found | compare_leaves(rest_a, rest_b, [])
+
+
+def _spell(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _same_size(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and one.numel() == other.numel()

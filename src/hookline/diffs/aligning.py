@@ -1,0 +1,175 @@
+"""Find out which sites of two traces belong together.
+
+The user's map comes first, then equal names, then names that are equal but for a prefix, then the
+order of execution with classes, shapes, parameters and values. Each match says which it was.
+Gradients and updates follow what they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hookline.diffs.fingerprints import Fingerprints, compare_rows
+from hookline.diffs.following import pair_followers
+from hookline.diffs.joining import Joiner
+from hookline.diffs.matches import Alignment, Match
+from hookline.diffs.naming import ModulePairs, pair_by_map, pair_by_name, settle_prefixes
+from hookline.diffs.numbering import renumber
+from hookline.diffs.ordering import list_left, pair_in_order, pair_modules
+from hookline.diffs.outlines import Outline
+from hookline.diffs.owning import pair_leftover_slots, pair_slots, turn
+from hookline.diffs.partners import SitePairs, pair_values
+from hookline.diffs.traces import Measurements, Trace
+
+_FEW = 0.5
+"""The share of matched values below which a note says so."""
+_MOST_NAMED = 3
+
+
+def align(
+    a: Trace,
+    b: Trace,
+    *,
+    step_a: int | None = None,
+    step_b: int | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Alignment:
+    """Align two traces by their names and, where these differ, by what ran in the given steps.
+
+    `names` maps paths of A, or regular expressions for them, to paths of B. Without steps the first
+    of each is looked at. Raises ValueError where the map names what is not there.
+    """
+    return _Aligner(a, b, step_a, step_b).align(names or {})
+
+
+class _Aligner:
+    """Align two traces, one rule after the other."""
+
+    def __init__(self, a: Trace, b: Trace, step_a: int | None, step_b: int | None) -> None:
+        self.a = Outline(a)
+        self.b = Outline(b)
+        self.modules = ModulePairs()
+        self.pairs = SitePairs(self.a, self.b)
+        self.notes: list[str] = []
+        self._steps = _choose_step(a, step_a), _choose_step(b, step_b)
+        self._numbers: tuple[Measurements, Measurements] | None = None
+
+    def align(self, names: Mapping[str, str]) -> Alignment:
+        """Apply the rules."""
+        mapped = pair_by_map(self.a, self.b, names, self.modules)
+        pair_by_name(self.a, self.b, self.modules)
+        settle_prefixes(self.a, self.b, self.modules)
+        self.notes += renumber(self.a, self.b, self.modules, self._compare_weights)
+        for path_a, path_b in self.modules.forward.items():
+            pair_values(self.pairs, path_a, path_b, self.modules.rules[path_a])
+        weights = self._find_weights() if self._is_anything_left() else None
+        pair_slots(self.pairs, self.modules, weights, mapped)
+        if weights is not None:
+            self._match_in_order(weights)
+        self._keep_unlike()
+        turn(self.pairs, self._numbers)
+        pair_followers(self.pairs, self.modules)
+        return self._tell()
+
+    def _match_in_order(self, weights: tuple[Fingerprints, Fingerprints]) -> None:
+        joiners = [
+            Joiner(self.pairs, weights, self._known_steps(), is_whole_a=is_whole_a)
+            for is_whole_a in (True, False)
+        ]
+        for joiner in joiners:
+            joiner.join_by_weights()
+        count = pair_in_order(self.pairs, self.modules, weights, self._measure())
+        if count:
+            self.notes.append(f"{count} values are matched that were made in another order")
+        for joiner in joiners:
+            joiner.join_by_kind()
+        pair_modules(self.pairs, self.modules, weights)
+        pair_slots(self.pairs, self.modules, weights, {})
+        pair_leftover_slots(self.pairs, weights)
+        for joiner in joiners:
+            joiner.join_parameters()
+            self.notes += [
+                f"`{path}` is put together otherwise than from one piece after the other, "
+                "and not compared"
+                for path in dict.fromkeys(joiner.refused)
+            ]
+
+    def _is_anything_left(self) -> bool:
+        """Tell whether both sides have something that names did not match."""
+        if None in self._steps:
+            return False
+        left_a, left_b = list_left(self.pairs, self.modules)
+        has_other_slots = self.a.slots.keys() != set(self.modules.forward) & self.a.slots.keys()
+        return bool((left_a and left_b) or has_other_slots)
+
+    def _known_steps(self) -> tuple[int, int]:
+        first, second = self._steps
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def _measure(self) -> tuple[Measurements, Measurements]:
+        """Read the numbers, once and only where names do not suffice."""
+        if self._numbers is None:
+            first, second = self._known_steps()
+            self._numbers = (
+                self.a.trace.measurements(first),
+                self.b.trace.measurements(second),
+            )
+        return self._numbers
+
+    def _find_weights(self) -> tuple[Fingerprints, Fingerprints]:
+        measured = self._measure()
+        return Fingerprints(self.a, measured[0].rows), Fingerprints(self.b, measured[1].rows)
+
+    def _compare_weights(self, path_a: str, path_b: str) -> float:
+        """Tell whether all weights of two modules are the same: 1 or 0."""
+        if None in self._steps:
+            return 0.0
+        ours, theirs = self._find_weights()
+        same = compare_rows(ours.merge_below(path_a), theirs.merge_below(path_b))
+        return float(same.all())
+
+    def _keep_unlike(self) -> None:
+        # What shows again a value that is told already goes without saying.
+        kept = [
+            (self.a.sites[site], self.b.sites[other])
+            for site, other in sorted(self.pairs.keep_unlike())
+            if self.a.origin(site) == site
+        ]
+        for ours, theirs in kept[:_MOST_NAMED]:
+            self.notes.append(
+                f"`{ours.address}` has shape {_format(ours.shape)} here and "
+                f"{_format(theirs.shape)} there"
+            )
+        if len(kept) > _MOST_NAMED:
+            self.notes.append(f"{len(kept) - _MOST_NAMED} more have different shapes")
+
+    def _tell(self) -> Alignment:
+        pairs = self.pairs
+        matches = sorted(set(pairs.by_a.values()), key=lambda match: match.a)
+        alone_a = _list_alone(self.a, pairs.by_a)
+        alone_b = _list_alone(self.b, pairs.by_b)
+        smaller = min(len(self.a.fresh), len(self.b.fresh))
+        matched = len(self.a.fresh) - len(set(alone_a) & set(self.a.fresh))
+        if smaller and matched < _FEW * smaller:
+            self.notes.insert(0, f"only {matched} of {smaller} values align")
+        return Alignment(matches, alone_a, alone_b, dict(self.modules.forward), self.notes)
+
+
+def _choose_step(trace: Trace, step: int | None) -> int | None:
+    return step if step is not None else next(iter(trace.steps), None)
+
+
+def _list_alone(outline: Outline, matched: Mapping[int, Match]) -> list[int]:
+    """List the sites whose value is matched nowhere, each value once."""
+    known = {outline.origin(site) for site in matched}
+    return [
+        site.id
+        for site in outline.sites
+        if site.id not in known and outline.origin(site.id) == site.id
+    ]
+
+
+def _format(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "()"

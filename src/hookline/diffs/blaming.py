@@ -1,0 +1,85 @@
+"""Whose code made the gradient that differs first.
+
+A gradient that is a module's part for its input came from that module alone. A total gradient is
+the sum of what every user of a value sends back: modules that take it, and the code around them.
+Where parts were recorded they have been compared before, so the code around is left; where not,
+what is set otherwise decides, and what cannot be decided is listed.
+"""
+
+from __future__ import annotations
+
+from hookline.diffs.causes import Settings
+from hookline.diffs.phases import BACKWARD, FORWARD, Pair
+from hookline.diffs.traces import Trace
+from hookline.diffs.tracing_back import Ancestry, Blame, blame_kept, blame_value, list_candidates
+
+
+class Blaming:
+    """Say whose code made what a pair shows."""
+
+    def __init__(self, traces: tuple[Trace, Trace], ancestry: Ancestry, settings: Settings) -> None:
+        self.traces = traces
+        self.ancestry = ancestry
+        self.settings = settings
+        self.has_parts = any(pair.own.is_part for pair in ancestry.pairs if pair.phase == BACKWARD)
+
+    def blame(self, pair: Pair) -> Blame:
+        """Say whose code made it."""
+        if pair.phase == FORWARD:
+            return blame_value(pair, self.ancestry)
+        if pair.phase != BACKWARD:
+            return blame_kept(pair)
+        if pair.own.is_part:
+            is_parent = pair.a.module in self.ancestry.parents
+            return Blame(pair.a.module, pair.b.module, is_own_code=is_parent)
+        return self._blame_total(pair)
+
+    def _blame_total(self, pair: Pair) -> Blame:
+        """Find who may have sent a wrong share of a value's gradient."""
+        holders = self.ancestry.holders(pair.value)
+        if any(site.caller is None and site.port == "output" for site in holders):
+            # What the model returned: nobody but the loss uses it.
+            return Blame(pair.a.module, pair.b.module, direction="loss")
+        scopes = self.ancestry.scopes(pair)
+        if self.has_parts:
+            return self._name(scopes or [pair.a.module], is_own_code=True)
+        consumers = [
+            path
+            for path in self.ancestry.consumers(pair.value)
+            if not (path not in self.ancestry.parents and self.settings.is_equal_leaf(path))
+        ]
+        others = [*consumers, *reversed(scopes)]
+        rewired = self._find_rewired(pair)
+        if rewired is not None:
+            return self._name([rewired, *others], is_own_code=True)
+        telling = [path for path in consumers if self.settings.is_telling(path)]
+        if telling:
+            return self._name([*telling, *others])
+        return self._name(others or [pair.a.module])
+
+    def _find_rewired(self, pair: Pair) -> str | None:
+        """Find the code that hands on the value itself on one side, and a new one on the other."""
+        second = self.traces[1].sites
+        own = self.ancestry.of_site
+        value = own.get(self.ancestry.root(pair.value))
+        if value is None or value.missing:
+            return None
+        for site in self.ancestry.holders(pair.value)[1:]:
+            match = own.get(site.id)
+            if match is None or match.missing:
+                continue
+            there = second[match.b.id].same_as
+            there = match.b.id if there is None else there
+            known = second[value.b.id].same_as
+            if there != (value.b.id if known is None else known):
+                return site.caller if site.port == "input" else site.module
+        return None
+
+    def _name(self, paths: list[str], *, is_own_code: bool = False) -> Blame:
+        first = paths[0]
+        return Blame(
+            first,
+            self.settings.counterpart(first),
+            is_own_code=is_own_code or first in self.ancestry.parents,
+            candidates=list_candidates(first, paths[1:]),
+        )

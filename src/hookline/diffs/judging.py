@@ -1,0 +1,191 @@
+"""The verdict on one step: which pair differs first, and what it comes from.
+
+Pairs are walked in the order of execution: everything before the first one past its limit agrees,
+so the code that made it is to blame. Where it was given something that is off already, the
+difference is followed back to where it became eight times larger than what it was made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hookline.diffs.blaming import Blaming
+from hookline.diffs.causes import Settings
+from hookline.diffs.gaps import Gaps
+from hookline.diffs.noise import Allowance
+from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
+from hookline.diffs.tolerances import EXACT, TABLE, TELLING_GAIN, TELLING_UNITS, Limits
+from hookline.diffs.traces import Trace
+from hookline.diffs.tracing_back import Ancestry, Blame
+
+_GRADUAL_GAIN = 3.0
+"""A difference that never grows by more than this at one place has no place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Say where a difference comes from."""
+
+    pair: Pair
+    """The pair that shows it first."""
+
+    blame: Blame
+    """Whose code made it."""
+
+    r_in: float = 0.0
+    """The largest relative error of what it was made of."""
+
+    gain: float = math.inf
+    """How much larger it is than that, or than rounding."""
+
+    is_gradual: bool = False
+    """Whether it grew little by little."""
+
+    word: str = ""
+    """What else there is to say of it."""
+
+    direction: str = ""
+    """In which part of the step it shows."""
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Judge one step."""
+
+    traces: tuple[Trace, Trace]
+    pairs: Sequence[Pair]
+    gaps: Gaps
+    limits: Limits
+    ancestry: Ancestry
+    settings: Settings
+    scale: float = 1.0
+    """How much wider the limits are, because the weights differ from earlier steps on."""
+    is_first: bool = True
+    """Whether it is the first step: its parameters and buffers are judged, too."""
+    allowance: Allowance = field(init=False)
+    blaming: Blaming = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.allowance = Allowance(self.pairs, self.ancestry, gaps=self.gaps, limits=self.limits)
+        self.blaming = Blaming(self.traces, self.ancestry, self.settings)
+
+    def limit(self, pair: Pair) -> float:
+        """Give what a pair may differ by in this step."""
+        limit = float(self.limits.limits[pair.place])
+        if not self.limits.is_given[pair.place]:
+            limit *= self.scale
+        return self.allowance.widen(pair, limit)
+
+    def is_past(self, pair: Pair) -> bool:
+        """Tell whether a pair is past its limit, noise or not."""
+        return float(self.gaps.r[pair.place]) > self.limit(pair)
+
+    def differs(self, pair: Pair) -> bool:
+        """Tell whether a pair differs."""
+        if pair.is_early_state and not self.is_first:
+            return False
+        return self.is_past(pair) and not self.allowance.is_noise(pair)
+
+    def find_origin(self) -> Origin | None:
+        """Find where the first difference comes from; None: nothing differs."""
+        found = next((pair for pair in self.pairs if self._shows(pair)), None)
+        if found is None or found.phase > FORWARD:
+            broken = self._find_ungraded()
+            if broken is not None and (found is None or found.phase >= BACKWARD):
+                return broken
+        return None if found is None else self._follow(found)
+
+    def measure_gain(self, pair: Pair) -> tuple[float, float, Pair | None]:
+        """Give the largest error of what a pair was made of, its gain, and what has that error."""
+        largest, source = 0.0, None
+        for one in self.ancestry.predecessors(pair):
+            r = float(self.gaps.r[one.place])
+            if r > largest and not self._is_harmless(one):
+                largest, source = r, one
+        r = float(self.gaps.r[pair.place])
+        usual = float(self.limits.usual[pair.place])
+        against = max(largest, usual)
+        if math.isinf(r):
+            return largest, (1.0 if math.isinf(largest) else math.inf), source
+        return largest, (r / against if against else math.inf), source
+
+    def _is_harmless(self, pair: Pair) -> bool:
+        return self.is_past(pair) and self.allowance.is_noise(pair)
+
+    def _shows(self, pair: Pair) -> bool:
+        """Tell whether a pair differs, or shows what a setting makes likely."""
+        if self.differs(pair):
+            return True
+        r = float(self.gaps.r[pair.place])
+        unit = float(self.limits.units[pair.place])
+        # Coarse precisions round by more than any setting shows.
+        least = min(TELLING_UNITS * unit, TABLE[self.limits.precisions[pair.place]])
+        if (
+            pair.phase > BACKWARD
+            or not self.is_first
+            or self.limits.is_given[pair.place]
+            or self.limits.precisions[pair.place] == EXACT
+            or not r > least
+        ):
+            return False
+        return (
+            self.settings.is_telling(self.blaming.blame(pair).module)
+            and self.measure_gain(pair)[1] >= TELLING_GAIN
+            and not self.allowance.is_noise(pair)
+        )
+
+    def _follow(self, pair: Pair) -> Origin:
+        """Follow a difference back to where it was introduced."""
+        best: Origin | None = None
+        seen: set[int] = set()
+        here: Pair | None = pair
+        while here is not None and here.place not in seen:
+            seen.add(here.place)
+            r_in, gain, source = self.measure_gain(here)
+            origin = Origin(here, self.blaming.blame(here), r_in, gain)
+            if best is None or gain > best.gain:
+                best = origin
+            if gain >= TELLING_GAIN:
+                break
+            here = None if source is None else self.ancestry.maker(source)
+        assert best is not None
+        return _complete(best, is_gradual=best.gain < _GRADUAL_GAIN)
+
+    def _find_ungraded(self) -> Origin | None:
+        """Find the first value that wants a gradient on one side alone."""
+        has_gradients = any(
+            site.kind in ("gradient", "parameter gradient")
+            for trace in self.traces
+            for site in trace.sites
+        )
+        if not has_gradients:
+            return None
+        for pair in self.pairs:
+            wanted = pair.a.requires_grad, pair.b.requires_grad
+            if pair.phase != FORWARD or None in wanted or wanted[0] == wanted[1]:
+                continue
+            blame = self.blaming.blame(pair)
+            if blame.direction == "input" and blame.module == "":
+                continue  # whether the inputs themselves want one is up to who calls
+            word = f"no gradient is wanted {'there' if wanted[0] else 'here'}"
+            return Origin(pair, blame, word=word, direction="backward")
+        return None
+
+
+def _complete(origin: Origin, *, is_gradual: bool) -> Origin:
+    """Add in which direction it is, and what goes without a number."""
+    pair = origin.pair
+    direction = DIRECTIONS[pair.phase]
+    if origin.blame.direction == "input":
+        direction = "input"
+    word = ""
+    if pair.missing:
+        name = "update" if pair.kind == "update" else "gradient"
+        side = "there" if pair.missing == "b" else "here"
+        word = f"no {name} reaches {pair.own.address.partition(':')[0] or 'the model'} {side}"
+    return Origin(
+        pair, origin.blame, origin.r_in, origin.gain, is_gradual and not word, word, direction
+    )
+

@@ -1,0 +1,298 @@
+"""How far apart two tensors are: from the tensors themselves, or from what was measured of them.
+
+The one number that decides is r = |x - y| / |x|, both norms summed in float64. It has no unit, it
+sees a permutation, and it means the same for a gradient of 1e-9. The rest is for people to look
+at. Knows no sites.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hookline.stats.rows import FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, derive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Floats = npt.NDArray[np.float64]
+
+SKETCH_SIGHT = 2e-7
+"""Below this relative error a sketch, which is float32, sees nothing."""
+
+_CHUNK = 1 << 20
+"""How many elements are held in float64 at once."""
+
+_MOST_ULPS = 1 << 22
+"""How many elements the quantiles of ULPs are taken of at most."""
+
+_CLOSE = 1e-3
+_MOST_PROFILE = 4096
+"""A longer profile is of no use to the eye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Hold the distance of two tensors and the size of the first."""
+
+    distance: float
+    """The norm of their difference; infinite where NaN or infinities stand at other places."""
+
+    norm: float
+    """The norm of the first, of what is finite in both."""
+
+    @property
+    def r(self) -> float:
+        """The relative error."""
+        return divide(self.distance, self.norm)
+
+
+def divide(distance: float, norm: float) -> float:
+    """Give the relative error: 0 where there is no distance, infinite where there is no size."""
+    if distance == 0:
+        return 0.0
+    return distance / norm if norm > 0 else math.inf
+
+
+def relative_error(x: Tensor, y: Tensor) -> float:
+    """Give |x - y| / |x| in float64; what is NaN or infinite alike in both is left out."""
+    return measure_gap(x, y).r
+
+
+def measure_gap(x: Tensor, y: Tensor) -> Gap:
+    """Measure the distance of two tensors of as many elements, chunk by chunk."""
+    if x.numel() != y.numel():
+        return Gap(math.inf, math.nan)
+    distance = norm = 0.0
+    for a, b in _chunks(x, y):
+        if a is None or b is None:
+            return Gap(math.inf, norm)
+        distance = math.hypot(distance, float((a - b).norm()))
+        norm = math.hypot(norm, float(a.norm()))
+    return Gap(distance, norm)
+
+
+def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    """Give both in float64, piece by piece, without what is not finite; None: it differs."""
+    import torch
+
+    flat_x, flat_y = _flatten(x), _flatten(y)
+    for start in range(0, len(flat_x), _CHUNK):
+        a = flat_x[start : start + _CHUNK].to(torch.float64)
+        b = flat_y[start : start + _CHUNK].to(torch.float64)
+        is_finite = torch.isfinite(a)
+        is_finite_too = torch.isfinite(b)
+        if bool(is_finite.all()) and bool(is_finite_too.all()):
+            yield a, b
+            continue
+        # NaN where the other is NaN too, and the same infinity, are equal.
+        alike = (a == b) | (a.isnan() & b.isnan())
+        if not bool((alike | (is_finite & is_finite_too)).all()):
+            yield None, None
+            return
+        yield torch.where(is_finite, a, 0.0), torch.where(is_finite_too, b, 0.0)
+
+
+def _flatten(x: Tensor) -> Tensor:
+    import torch
+
+    x = x.detach()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    return x.cpu().reshape(-1)
+
+
+def estimate_gaps(
+    rows: tuple[Floats, Floats],
+    sketches: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None,
+) -> tuple[Floats, Floats]:
+    """Estimate distances and norms of many pairs from statistics [..., 8] and sketches [..., 64].
+
+    Statistics alone bound a distance from below: two tensors are at least as far apart as their
+    means and spreads are. A sketch estimates it. NaN where there is neither.
+    """
+    x, y = rows
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        norms = derive(x.reshape(-1, 8), "l2").reshape(x.shape[:-1])
+        means = np.sqrt(x[..., FINITE]) * (x[..., MEAN] - y[..., MEAN])
+        spreads = np.sqrt(x[..., M2]) - np.sqrt(y[..., M2])
+        bound = np.hypot(means, spreads)
+        # Without a finite element the extremes are infinite on both sides.
+        ends = np.abs(x[..., MIN : MAX + 1] - y[..., MIN : MAX + 1])
+        bound = np.fmax(bound, np.where(np.isnan(ends), 0, ends).max(axis=-1))
+        # What was measured in float32 cannot tell less than that.
+        bound = np.where(bound <= SKETCH_SIGHT * norms, 0, bound)
+        if sketches is not None:
+            apart = sketches[0].astype(np.float64) - sketches[1]
+            # Sums that float32 does not hold are infinite on both sides, and equal.
+            apart = np.where(sketches[0] == sketches[1], 0, apart)
+            seen = np.sqrt(np.square(apart).sum(axis=-1))
+            bound = np.where(np.isnan(seen), bound, np.fmax(seen, bound))
+    others = x[..., NAN : NEGINF + 1] != y[..., NAN : NEGINF + 1]
+    bound = np.where(others.any(axis=-1), np.inf, bound)
+    sizes = x[..., : NEGINF + 1].sum(axis=-1), y[..., : NEGINF + 1].sum(axis=-1)
+    bound = np.where(sizes[0] != sizes[1], np.inf, bound)
+    is_there = ~(np.isnan(x[..., 0]) | np.isnan(y[..., 0]))
+    return np.where(is_there, bound, np.nan), np.where(is_there, norms, np.nan)
+
+
+def divide_all(distances: Floats, norms: Floats) -> Floats:
+    """Give the relative errors of many; NaN where nothing was measured."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found = np.where(distances == 0, 0.0, distances / norms)
+    return np.where(np.isnan(distances), np.nan, found)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetail:
+    """Say in detail how two tensors differ, for people to look at."""
+
+    r: float
+    """The relative error, which alone decides."""
+
+    cosine: float
+    """The cosine of the angle between them."""
+
+    largest: float
+    """The largest error of an element."""
+
+    where: tuple[int, ...]
+    """Its coordinate."""
+
+    values: tuple[float, float]
+    """Both values there."""
+
+    bias: float
+    """The mean of y - x."""
+
+    share_close: float
+    """The share of elements within a thousandth of each other."""
+
+    ulp_median: float
+    """How many steps of the coarser dtype apart they are, at the median."""
+
+    ulp_p99: float
+    """And at the 99th percentile."""
+
+    shape: tuple[int, ...] = ()
+    """The shape of the first."""
+
+    profile: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """By dimension, r of each index along it; long ones are taken together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON can hold it."""
+        return {
+            "r": write_number(self.r),
+            "cosine": write_number(self.cosine),
+            "largest": write_number(self.largest),
+            "where": list(self.where),
+            "values": [write_number(one) for one in self.values],
+            "bias": write_number(self.bias),
+            "share_close": write_number(self.share_close),
+            "ulp_median": write_number(self.ulp_median),
+            "ulp_p99": write_number(self.ulp_p99),
+            "shape": list(self.shape),
+            "profile": {
+                str(dim): [write_number(one) for one in values]
+                for dim, values in self.profile.items()
+            },
+        }
+
+
+def write_number(number: float | None) -> float | str | None:
+    """Write a number for JSON, which has no NaN and no infinity: those become words."""
+    if number is None or math.isfinite(number):
+        return number
+    return "nan" if math.isnan(number) else "infinity" if number > 0 else "-infinity"
+
+
+def describe_error(x: Tensor, y: Tensor) -> ErrorDetail:
+    """Say in detail how two tensors of as many elements differ."""
+    import torch
+
+    if x.numel() != y.numel():
+        raise ValueError(
+            f"tensors of {tuple(x.shape)} and {tuple(y.shape)} have no elements in common"
+        )
+    coarser = _find_coarser(x, y)
+    shape = tuple(x.shape)
+    a, b = (_flatten(one).to(torch.float64) for one in (x, y))
+    if x.is_complex():
+        shape = (*shape, 2)
+    alike = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(alike, 0.0, b - a).nan_to_num(torch.inf, torch.inf, -torch.inf)
+    if not a.numel():
+        return ErrorDetail(0.0, 1.0, 0.0, (), (0.0, 0.0), 0.0, 1.0, 0.0, 0.0, shape)
+    at = int(apart.abs().argmax())
+    place = tuple(int(one) for one in np.unravel_index(at, shape)) if shape else ()
+    clean_a, clean_b = (torch.where(torch.isfinite(one), one, 0.0) for one in (a, b))
+    sizes = float(clean_a.norm()) * float(clean_b.norm())
+    ulps = _count_ulps(a, apart, coarser)
+    return ErrorDetail(
+        r=relative_error(x, y),
+        cosine=float(clean_a @ clean_b) / sizes if sizes else float(bool((alike).all())),
+        largest=float(apart[at].abs()),
+        where=place,
+        values=(float(a[at]), float(b[at])),
+        bias=float(apart.mean()),
+        share_close=float((apart.abs() <= _CLOSE * a.abs()).double().mean()),
+        ulp_median=ulps[0],
+        ulp_p99=ulps[1],
+        shape=shape,
+        profile=_make_profile(clean_a.reshape(shape), apart.reshape(shape)),
+    )
+
+
+def _find_coarser(x: Tensor, y: Tensor) -> Any:
+    import torch
+
+    known = [one.dtype for one in (x, y) if one.dtype.is_floating_point]
+    return max(known, key=lambda dtype: torch.finfo(dtype).eps) if known else None
+
+
+def _count_ulps(a: Tensor, apart: Tensor, dtype: Any) -> tuple[float, float]:
+    """Give the errors in steps of a dtype at the median and the 99th percentile."""
+    import torch
+
+    if dtype is None:
+        return float(apart.abs().median()), float(apart.abs().max())
+    facts = torch.finfo(dtype)
+    stride = -(-a.numel() // _MOST_ULPS)
+    size, error = a[::stride].abs(), apart[::stride].abs()
+    # A step is eps at 1 and doubles with the exponent; below the smallest it stays.
+    exponent = torch.frexp(size.clamp(min=facts.tiny)).exponent - 1
+    steps, _ = torch.ldexp(error / facts.eps, -exponent).sort()
+    last = steps.numel() - 1
+    return float(steps[last // 2]), float(steps[int(last * 0.99)])
+
+
+def _make_profile(a: Tensor, apart: Tensor) -> dict[int, tuple[float, ...]]:
+    """Give r along each dimension; one with too many indexes is taken in pieces."""
+    import torch
+
+    profile = {}
+    for dim, size in enumerate(a.shape):
+        if size < 2:
+            continue
+        others = [one for one in range(a.ndim) if one != dim]
+        errors = apart.square().sum(dim=others) if others else apart.square()
+        sizes = a.square().sum(dim=others) if others else a.square()
+        piece = -(-size // _MOST_PROFILE)
+        if piece > 1:
+            padding = (0, -size % piece)
+            errors, sizes = (
+                torch.nn.functional.pad(one, padding).reshape(-1, piece).sum(dim=1)
+                for one in (errors, sizes)
+            )
+        found = torch.where(errors == 0, 0.0, (errors / sizes).sqrt())
+        profile[dim] = tuple(found.tolist())
+    return profile

@@ -1,0 +1,95 @@
+"""Match parameters and buffers: by the modules they belong to, else by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hookline.diffs.fingerprints import Fingerprints
+from hookline.diffs.naming import ModulePairs
+from hookline.diffs.outlines import Outline
+from hookline.diffs.partners import SitePairs, is_same_order
+from hookline.diffs.traces import Measurements
+
+_AGREES = 1e-3
+
+
+def pair_slots(
+    pairs: SitePairs,
+    modules: ModulePairs,
+    weights: tuple[Fingerprints, Fingerprints] | None,
+    mapped: Mapping[int, int],
+) -> None:
+    """Match what the map names, then parameters and buffers of one name in paired modules."""
+    for site, other in mapped.items():
+        pairs.add_one(site, other, "map")
+    a, b = pairs.a, pairs.b
+    for path, other_path in modules.forward.items():
+        rule, others = modules.rules[path], b.slots.get(other_path, {})
+        for slot, site in a.slots.get(path, {}).items():
+            if site not in pairs.by_a and slot in others and others[slot] not in pairs.by_b:
+                pairs.add_one(site, others[slot], rule)
+        if weights is not None:
+            left_a = [site for site in a.slots.get(path, {}).values() if site not in pairs.by_a]
+            left_b = [site for site in others.values() if site not in pairs.by_b]
+            _pair_same_numbers(pairs, weights, left_a, left_b)
+
+
+def pair_leftover_slots(pairs: SitePairs, weights: tuple[Fingerprints, Fingerprints]) -> None:
+    """Match parameters and buffers of any name that hold the same numbers, if only one does."""
+    left_a = [site for site in _list_slots(pairs.a) if site not in pairs.by_a]
+    left_b = [site for site in _list_slots(pairs.b) if site not in pairs.by_b]
+    _pair_same_numbers(pairs, weights, left_a, left_b)
+
+
+def turn(pairs: SitePairs, measured: tuple[Measurements, Measurements] | None) -> None:
+    """Say of matched parameters where one lies the other way round."""
+    for match in list(dict.fromkeys(pairs.by_a.values())):
+        site, other = pairs.a.sites[match.a[0]], pairs.b.sites[match.b[0]]
+        if match.is_group or site.kind != "parameter" or len(site.shape) != 2:
+            continue
+        is_square = site.shape == other.shape == other.shape[::-1]
+        is_turned = site.shape != other.shape and site.shape == other.shape[::-1]
+        # Of one class a square weight that is turned is a mistake, and not another layout.
+        if is_square and site.type != other.type and measured is not None:
+            is_turned = _is_turned(measured, site.id, other.id)
+        if is_turned:
+            turned = replace(match, how="transposed")
+            pairs.by_a[site.id] = pairs.by_b[other.id] = turned
+
+
+def _list_slots(outline: Outline) -> list[int]:
+    return [site for slots in outline.slots.values() for site in slots.values()]
+
+
+def _pair_same_numbers(
+    pairs: SitePairs,
+    weights: tuple[Fingerprints, Fingerprints],
+    left_a: list[int],
+    left_b: list[int],
+) -> None:
+    if not left_a or not left_b:
+        return
+    same = weights[0].compare(left_a, weights[1], left_b)
+    is_only = (same.sum(1) == 1)[:, None] & (same.sum(0) == 1)[None]
+    for i, j in np.argwhere(same & is_only):
+        site, other = pairs.a.sites[left_a[i]], pairs.b.sites[left_b[j]]
+        is_fitting = is_same_order(site.shape, other.shape) or site.shape == other.shape[::-1]
+        is_of_one_kind = (site.kind, site.more.get("after")) == (
+            other.kind,
+            other.more.get("after"),
+        )
+        if is_fitting and is_of_one_kind:
+            pairs.add_one(site.id, other.id, "order")
+
+
+def _is_turned(measured: tuple[Measurements, Measurements], a: int, b: int) -> bool:
+    """Tell whether two have the same statistics and other sketches."""
+    rows = measured[0].rows[a], measured[1].rows[b]
+    sketches = measured[0].sketches[a], measured[1].sketches[b]
+    if not np.allclose(*rows, rtol=_AGREES, atol=_AGREES * np.abs(rows[0][4:6]).max()):
+        return False
+    apart = np.linalg.norm(sketches[0] - sketches[1])
+    return bool(apart > _AGREES * np.linalg.norm(sketches[0]))

@@ -1,0 +1,166 @@
+"""The pairs of an alignment in the order in which they are judged.
+
+Forward, then gradients as they arrive, then what the model keeps, the gradients of parameters and
+the updates. A gradient that one side has and the other lacks is a pair too: that it is missing is
+the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hookline.diffs.matches import Alignment, Match
+from hookline.diffs.traces import Trace, TraceSite
+
+FORWARD, BACKWARD, STATE, PARAMETER_GRADIENT, UPDATE = range(5)
+"""The phases of a step, in the order of judging."""
+
+PHASES = {
+    "value": FORWARD,
+    "gradient": BACKWARD,
+    "buffer": STATE,
+    "parameter": STATE,
+    "parameter gradient": PARAMETER_GRADIENT,
+    "update": UPDATE,
+}
+"""The phase of each kind of site."""
+
+DIRECTIONS = ("forward", "backward", "state", "parameter gradient", "update")
+"""What each phase is called in a result."""
+
+
+_Keyed: TypeAlias = tuple[tuple[int, float], Match, TraceSite, TraceSite, str]
+"""Where a pair stands, its match, its two sites, and the side that lacks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Hold two sites that are compared."""
+
+    place: int
+    """Its place among the pairs."""
+
+    match: Match
+    """How they were matched."""
+
+    a: TraceSite
+    """The site of the first side; where that lacks it, the other's."""
+
+    b: TraceSite
+    """The site of the second side; where that lacks it, the other's."""
+
+    phase: int
+    """One of the phases above."""
+
+    missing: str = ""
+    """The side that lacks it: `a`, `b`, or empty."""
+
+    @property
+    def own(self) -> TraceSite:
+        """The site itself, of the first side where that has it."""
+        return self.b if self.missing == "a" else self.a
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return self.own.kind
+
+    @property
+    def value(self) -> int:
+        """The site of the first side that a gradient or an update belongs to."""
+        return self.a.id if self.missing == "a" or self.a.of is None else self.a.of
+
+    @property
+    def is_early_state(self) -> bool:
+        """Tell whether it is a parameter or buffer as it was before the step."""
+        return self.phase == STATE and not self.own.more.get("after")
+
+
+def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
+    """Bring the matches into the order of judging, with what is missing on one side."""
+    a, b = traces
+    keyed: list[_Keyed] = []
+    for match in alignment.matches:
+        first, second = a.sites[match.a[0]], b.sites[match.b[0]]
+        phase = PHASES.get(first.kind)
+        if phase is not None:
+            keyed.append(((phase, float(match.a[-1])), match, first, second, ""))
+    keyed.extend(_find_missing(traces, alignment))
+    keyed.sort(key=lambda one: one[0])
+    return [
+        Pair(place, match, first, second, key[0], side)
+        for place, (key, match, first, second, side) in enumerate(keyed)
+    ]
+
+
+def _find_missing(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:
+    """Find what follows a matched value or parameter on one side alone."""
+    for side in (0, 1):
+        own, other = traces[side], traces[1 - side]
+        match_of = {one: match for match in alignment.matches for one in (match.a, match.b)[side]}
+        moments = _find_moments(own, match_of, side)
+        known = _find_known(other)
+        for site in own.sites:
+            owner = match_of.get(-1 if site.of is None else site.of)
+            if owner is None or owner.is_group or site.of is None or site.id in match_of:
+                continue
+            value = own.sites[site.of]
+            there = other.sites[(owner.b, owner.a)[side][0]]
+            if not PHASES.get(site.kind) or not _is_wanted(site, value, there, known):
+                continue
+            key = PHASES[site.kind], moments[site.id]
+            if side == 0:
+                yield key, Match((site.id,), (), owner.rule, owner.how), site, there, "b"
+            else:
+                yield key, Match((), (site.id,), owner.rule, owner.how), there, site, "a"
+
+
+def _find_moments(trace: Trace, match_of: Mapping[int, Match], side: int) -> list[float]:
+    """Place each site in the order of the first side: after what came before it on its own."""
+    if side == 0:
+        return [float(site.id) for site in trace.sites]
+    moments = []
+    last = dict.fromkeys(range(len(DIRECTIONS)), -1.0)
+    for site in trace.sites:
+        phase = PHASES.get(site.kind, FORWARD)
+        if site.id in match_of:
+            last[phase] = max(last[phase], float(match_of[site.id].a[-1]))
+        moments.append(last[phase] + 0.5)
+    return moments
+
+
+def _find_known(trace: Trace) -> set[tuple[str, bool, int | None]]:
+    """List what each value and parameter has: kind, whether a part, and of what; None: of any."""
+    found: set[tuple[str, bool, int | None]] = set()
+    for site in trace.sites:
+        if site.of is not None:
+            of = _find_tensor(trace.sites[site.of], is_part=site.is_part)
+            found |= {(site.kind, site.is_part, of), (site.kind, site.is_part, None)}
+    return found
+
+
+def _find_tensor(value: TraceSite, *, is_part: bool) -> int:
+    """A total gradient is that of the tensor, wherever it is shown; a part is of one place."""
+    return value.id if is_part or value.same_as is None else value.same_as
+
+
+def _is_wanted(
+    site: TraceSite,
+    value: TraceSite,
+    there: TraceSite,
+    known: set[tuple[str, bool, int | None]],
+) -> bool:
+    """Tell whether the other side should have had this, and has not."""
+    if site.more.get("arrival"):
+        return False  # a second backward: the gradients of parameters tell
+    if (site.kind, site.is_part, None) not in known:
+        return False
+    if site.kind != "gradient":
+        return True
+    # Without grad, as inside a checkpoint, nothing can arrive and nothing is missing.
+    if value.requires_grad is not True or there.requires_grad is not True:
+        return False
+    tensor = _find_tensor(there, is_part=site.is_part)
+    return (site.kind, site.is_part, tensor) not in known

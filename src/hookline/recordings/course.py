@@ -1,0 +1,267 @@
+"""The values of a step in the order in which they are made, and the sites that they are.
+
+Whoever listens at modules tells what comes in and what goes out. Here it gets a number, the module
+whose code called, the earlier site whose very tensor it is; and its gradient, when that arrives.
+What is done with the numbers of a value is a sink's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import RLock
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookline._trees import Path
+from hookline.addresses import format_place
+from hookline.addresses.pattern import escape
+from hookline.diffs.traces import TraceSite
+from hookline.hooks.visits import Visit
+from hookline.recordings.identities import Identities
+from hookline.watchers.describing import source_of
+
+MakeSite = Callable[[int, Tensor], TraceSite]
+"""Say what a site is, given its number and the first value seen there."""
+
+_KINDS = {"parameter": "", "buffer": "", "parameter gradient": ":grad", "update": ":update"}
+"""What follows the name of a parameter or buffer in an address."""
+
+
+class Sink(Protocol):
+    """Whoever numbers sites and takes their values."""
+
+    def number(self, make: MakeSite, tensor: Tensor) -> int:
+        """Number a site that was met for the first time."""
+        ...
+
+    def measure(self, site: int, tensor: Tensor) -> None:
+        """Take the value of a site as it is now."""
+        ...
+
+    def share(self, site: int, first: int, tensor: Tensor) -> None:
+        """Learn that the value of a site is the very tensor of an earlier one in this step."""
+        ...
+
+
+class Post:
+    """One module, as a course knows it from step to step."""
+
+    __slots__ = ("_source", "ids", "module", "path", "type")
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path = path
+        self.module = module
+        self.type = type(module).__name__
+        self.ids: dict[tuple[str, Path, int], int] = {}
+        """The sites of its values, by port, leaf and visit."""
+        self._source: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Where its forward is written."""
+        if self._source is None:
+            self._source = source_of(self.module, "output")
+        return self._source
+
+
+class Passage:
+    """One execution of a module in a step."""
+
+    __slots__ = ("caller", "post", "sites", "visit")
+
+    def __init__(self, post: Post, visit: int, caller: str | None) -> None:
+        self.post = post
+        self.visit = visit
+        self.caller = caller
+        self.sites: dict[tuple[str, Path], int] = {}
+        """The sites of its values, by port and leaf."""
+
+
+class Course:
+    """Number what flows by in a step, and hand it on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.sites: dict[int, TraceSite] = {}
+        """The sites of values, parameters and buffers by number."""
+        self.has_gradient: set[int] = set()
+        """The sites whose gradient is heard of in the step under way."""
+        self._identities = Identities()
+        self._firsts: dict[int, int] = {}
+        self._visits: dict[Post, int] = {}
+        self._stacks: dict[int, tuple[object, list[Passage]]] = {}
+        self._arrivals: dict[tuple[int, bool], int] = {}
+        self._gradients: dict[tuple[int, bool, int], int] = {}
+        self._states: dict[tuple[str, str, bool], int] = {}
+        self._lock = RLock()
+
+    def begin_step(self) -> None:
+        """Forget which tensors were met, and count visits anew."""
+        self._identities.clear()
+        self._firsts.clear()
+        self._visits.clear()
+        self._stacks.clear()
+        self._arrivals.clear()
+        self.has_gradient.clear()
+
+    # Modules.
+
+    def enter(self, post: Post, visit: Visit) -> Passage:
+        """Learn that a module begins to run."""
+        call, stack = self._stacks.get(visit.call.thread, (None, []))
+        if call is not visit.call:  # what an interrupted call left behind is not under way
+            stack = []
+            self._stacks[visit.call.thread] = (visit.call, stack)
+        number = self._visits.get(post, 0)
+        self._visits[post] = number + 1
+        passage = Passage(post, number, stack[-1].post.path if stack else None)
+        stack.append(passage)
+        visit.record = passage
+        return passage
+
+    def leave(self, visit: Visit) -> Passage | None:
+        """Learn that a module ends, or has raised."""
+        passage: Passage | None = visit.record
+        _, stack = self._stacks.get(visit.call.thread, (None, []))
+        if passage in stack:
+            del stack[stack.index(passage) :]
+        return passage
+
+    # Values and their gradients.
+
+    def value(self, passage: Passage, port: str, leaf: Path, tensor: Tensor) -> tuple[int, bool]:
+        """Take a value; give its site, and whether its tensor was met before in this step."""
+        key = (port, leaf, passage.visit)
+        number = passage.post.ids.get(key)
+        if number is None:
+            number = self._meet_value(passage, port, leaf, tensor)
+        passage.sites[port, leaf] = number
+        first = self._identities.meet(tensor, number)
+        if first is None:
+            self.sink.measure(number, tensor)
+            return number, False
+        self._firsts[number] = first
+        self.sink.share(number, first, tensor)
+        return number, first in self.has_gradient
+
+    def first_of(self, site: int) -> int:
+        """Give the site whose very tensor a value of this step is: itself, or an earlier one."""
+        return self._firsts.get(site, site)
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor was met in this step."""
+        return self._identities.knows(tensor)
+
+    def _meet_value(self, passage: Passage, port: str, leaf: Path, tensor: Tensor) -> int:
+        post = passage.post
+
+        def make(number: int, value: Tensor) -> TraceSite:
+            site = TraceSite(
+                id=number,
+                kind="value",
+                address=format_place(escape(post.path), port, leaf),
+                module=post.path,
+                port=port,
+                leaf=leaf,
+                visit=passage.visit,
+                type=post.type,
+                caller=passage.caller,
+                requires_grad=value.requires_grad if torch.is_grad_enabled() else None,
+                same_as=self._identities.meet(value, number),
+                source=post.source,
+                **_describe(value),
+            )
+            self.sites[number] = site
+            return site
+
+        key = (port, leaf, passage.visit)
+        with self._lock:
+            number = post.ids.get(key)
+            if number is None:
+                number = post.ids[key] = self.sink.number(make, tensor)
+        return number
+
+    def gradient(self, value: int, grad: Tensor, *, is_part: bool = False) -> None:
+        """Take the gradient of a value, or the part of it that one module sends."""
+        with self._lock:
+            shape = self.sites[value].shape
+            if grad.shape != shape and grad.numel() == math.prod(shape):
+                grad = grad.reshape(shape)  # heard of at the node that made what a view shows
+            arrival = self._arrivals.get((value, is_part), 0)
+            self._arrivals[value, is_part] = arrival + 1
+            key = (value, is_part, arrival)
+            number = self._gradients.get(key)
+            if number is None:
+                number = self._gradients[key] = self._meet_gradient(*key, grad)
+        self.sink.measure(number, grad)
+
+    def _meet_gradient(self, value: int, is_part: bool, arrival: int, grad: Tensor) -> int:
+        of = self.sites[value]
+
+        def make(number: int, tensor: Tensor) -> TraceSite:
+            return replace(
+                of,
+                id=number,
+                kind="gradient",
+                address=format_place(escape(of.module), of.port, of.leaf, is_grad=True),
+                requires_grad=None,
+                same_as=None,
+                of=value,
+                is_part=is_part,
+                more={"arrival": arrival} if arrival else {},
+                **_describe(tensor),
+            )
+
+        return self.sink.number(make, grad)
+
+    # Parameters and buffers.
+
+    def state(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        *,
+        owner: nn.Module,
+        requires_grad: bool | None = None,
+        is_after: bool = False,
+    ) -> int:
+        """Take a parameter or buffer by its full name, its gradient or its update."""
+        key = (kind, name, is_after)
+        number = self._states.get(key)
+        if number is None:
+            of = (
+                None
+                if kind in ("parameter", "buffer")
+                else self._states.get(("parameter", name, False))
+            )
+            more: Mapping[str, Any] = {"after": True} if is_after else {}
+            module, _, own = name.rpartition(".")
+
+            def make(number: int, value: Tensor) -> TraceSite:
+                return TraceSite(
+                    id=number,
+                    kind=kind,
+                    address=escape(name) + _KINDS[kind],
+                    module=module,
+                    port="buffer" if kind == "buffer" else "parameter",
+                    leaf=(own,),
+                    visit=int(is_after),
+                    type=type(owner).__name__,
+                    requires_grad=requires_grad,
+                    of=of,
+                    more=more,
+                    **_describe(value),
+                )
+
+            number = self._states[key] = self.sink.number(make, tensor)
+        self.sink.measure(number, tensor)
+        return number
+
+
+def _describe(tensor: Tensor) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}

@@ -1,0 +1,53 @@
+"""Which tensor is which: whether a value was met before in the step, at another site."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from hookline._torch import hold_storage
+
+
+class Identities:
+    """Know the tensors of a step by where they lie in memory, and how often that was changed.
+
+    An alias that shares memory and version with a tensor has its numbers, so it is the same. What
+    is noted here of a memory keeps others from having its number, also once it was freed.
+    """
+
+    __slots__ = ("_held", "_known")
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+        self._held: dict[int, object] = {}
+
+    def clear(self) -> None:
+        """Forget all of them: a step begins."""
+        self._known.clear()
+        self._held.clear()
+
+    def meet(self, tensor: Tensor, site: int) -> int | None:
+        """Give the site where this very tensor was met first, None where that is here."""
+        key = self._key(tensor)
+        if key is None:
+            return None
+        first = self._known.setdefault(key, site)
+        return None if first == site else first
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Tell whether this very tensor was met."""
+        return self._key(tensor) in self._known
+
+    def _key(self, tensor: Tensor) -> Hashable | None:
+        """Tell one tensor from another; None where that cannot be told."""
+        if tensor.is_inference():  # it has no version: whether it was changed is not known
+            return None
+        inner = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank has
+        try:
+            number, held = hold_storage(inner)
+            self._held.setdefault(number, held)
+            place = inner.storage_offset(), inner.shape, inner.stride(), inner.dtype
+        except (RuntimeError, NotImplementedError):  # one without memory of its own: sparse
+            return None
+        return number, *place, tensor.shape, tensor._version, inner.is_neg(), inner.is_conj()

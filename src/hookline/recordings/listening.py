@@ -1,0 +1,165 @@
+"""What listens at the border of each module and tells a course."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline import _trees
+from hookline._torch import is_functorch_active, is_tracing
+from hookline._trees import Path
+from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.sessions import Session
+from hookline.hooks.visits import Listener, Station, Visit
+from hookline.recordings.course import Course, Passage, Post
+from hookline.recordings.hearing import hear
+
+Change = Callable[[Tensor], Tensor]
+"""What gives another tensor for one that flows by."""
+
+
+class TraceListener(Listener):
+    """Tell a course what comes into a module, or what goes out of it, and the gradients."""
+
+    __slots__ = ("change", "course", "guard", "has_gradients", "post")
+
+    hears_missing = False
+
+    def __init__(
+        self,
+        session: Session,
+        station: Station,
+        port: str,
+        post: Post,
+        course: Course,
+        *,
+        gradients: bool = True,
+        taps: bool = False,
+        change: Change | None = None,
+        guard: Callable[[Exception], None] | None = None,
+    ) -> None:
+        super().__init__(session, station, port, values=True, gradients=taps, stage=2)
+        self.post = post
+        self.course = course
+        self.has_gradients = gradients
+        """Whether the gradients of values are told."""
+        self.change = change
+        """What float values are exchanged for: those the model gets, those that modules make."""
+        self.guard = guard
+        """What takes an error in here; None: it is raised."""
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if is_functorch_active() or is_tracing():
+            return args, kwargs
+        try:
+            if not self.hears(visit):
+                return args, kwargs
+            bound = bind(module, args, kwargs)
+            if visit.is_recompute:
+                self._repeat(visit, bound, None)
+                return args, kwargs
+            passage = self.course.enter(self.post, visit)
+            if self.change is not None and self.station.is_root:
+                bound = self._exchange(passage, bound)
+                args, kwargs = unbind(module, bound, args, kwargs)
+            self._take(passage, bound, None)
+        except Exception as error:
+            self._fail(error)
+        return args, kwargs
+
+    def on_output(
+        self,
+        visit: Visit,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if is_functorch_active() or is_tracing():
+            return output
+        try:
+            if visit.is_recompute:
+                self._repeat(visit, output, module)
+                return output
+            passage = self.course.leave(visit)
+            if passage is not None:
+                if self.change is not None:
+                    output = self._exchange(passage, output)
+                self._take(passage, output, module)
+        except Exception as error:
+            self._fail(error)
+        return output
+
+    def hears(self, visit: Visit) -> bool:
+        """Tell whether what happens in a visit is told."""
+        return True
+
+    def on_raise(self, visit: Visit) -> None:
+        if not visit.is_recompute:
+            self.course.leave(visit)
+
+    def on_gradient(
+        self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
+    ) -> Tensor | None:
+        """Take the part of a gradient that came through the tap on an input."""
+        passage: Passage | None = visit.record
+        number = None if passage is None else passage.sites.get((port, leaf))
+        if grad is not None and number is not None and not is_functorch_active():
+            try:
+                self.course.gradient(number, grad, is_part=True)
+            except Exception as error:
+                self._fail(error)
+        return grad
+
+    def on_total(self, site: int, grad: Tensor) -> None:
+        """Take the gradient of a value, all parts together."""
+        if not is_functorch_active():
+            try:
+                self.course.gradient(site, grad)
+            except Exception as error:
+                self._fail(error)
+
+    def _take(self, passage: Passage, tree: Any, module: nn.Module | None) -> None:
+        course = self.course
+        wants = self.has_gradients and torch.is_grad_enabled()
+        for leaf, tensor in _trees.leaves(tree):
+            number, is_heard = course.value(passage, self.port, leaf, tensor)
+            if wants and tensor.requires_grad and not is_heard:
+                self._hear(number, tensor, module)
+
+    def _hear(self, number: int, tensor: Tensor, module: nn.Module | None) -> None:
+        if hear(self, number, tensor, module):
+            self.course.has_gradient.add(self.course.first_of(number))
+
+    def _repeat(self, visit: Visit, tree: Any, module: nn.Module | None) -> None:
+        """Hear of gradients in a recompute, where the first pass ran without grad."""
+        passage: Passage | None = None if visit.original is None else visit.original.record
+        if passage is None or not self.has_gradients or not torch.is_grad_enabled():
+            return
+        for leaf, tensor in _trees.leaves(tree):
+            number = passage.sites.get((self.port, leaf))
+            if number is None or not tensor.requires_grad:
+                continue
+            if self.course.first_of(number) not in self.course.has_gradient:
+                self._hear(number, tensor, module)
+
+    def _exchange(self, passage: Passage, tree: Any) -> Any:
+        """Put changed tensors in the place of those that were not met before."""
+        assert self.change is not None
+        change, course = self.change, self.course
+        swaps = {
+            id(one): change(one)
+            for _, one in _trees.leaves(tree)
+            if one.is_floating_point() and not course.is_known(one)
+        }
+        return _trees.replace_tensors(tree, swaps) if swaps else tree
+
+    def _fail(self, error: Exception) -> None:
+        if self.guard is None:
+            raise error
+        self.guard(error)

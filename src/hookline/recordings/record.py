@@ -1,0 +1,295 @@
+"""`hl.record`: steps of a training, or one of a model, kept so that they can be compared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookline._errors import RunExists
+from hookline.recordings.attaching import TraceAttachment
+from hookline.recordings.calls import INPUTS, read_arguments, write_call
+from hookline.recordings.floors import calibrate_floors
+from hookline.recordings.staging import staged
+from hookline.recordings.storing import Wanted, write_trace
+from hookline.recordings.tracing import Loss, trace_step
+from hookline.recordings.weighing import TraceWeights
+from hookline.replays.randomness import RandomStates, take_states
+from hookline.runs import Run, RunWriter, describe_environment, open_run
+from hookline.runs.schema import is_run
+from hookline.watchers import Watch
+from hookline.watchers.attaching import Models, name_models
+from hookline.watchers.options import Options
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def record(
+    model: Models,
+    path: str | os.PathLike[str],
+    inputs: Any = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
+    tensors: Wanted = False,
+    gradients: bool = True,
+    parameters: bool = True,
+    calibrate: bool = True,
+    steps: int | None = None,
+    every: int = 1,
+    seed: int = 0,
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    with_inference: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: bool = False,
+    strict: bool = False,
+) -> Recording:
+    """Keep what a model computes, step by step, so that `hl.diff` can compare it with another run.
+
+        with hl.record(model, "runs/a"):
+            train()
+        hl.record(model, "runs/b", (x,), loss=lambda out: out.mean())
+
+    Kept are the statistics and a sketch of every value at the border of every module, of their
+    gradients, of buffers, parameters, parameter gradients and updates; and the first call's
+    arguments with the random states, so that it can be made again. `tensors` keeps whole tensors:
+    all, or those of the modules and parameters that patterns name.
+
+    Without `inputs` the steps of a training are recorded until the recording is closed, or the
+    first `steps` of them, one in `every`; the training goes on bit for bit as without. With
+    `inputs` (a tuple of arguments, a dict of named ones, or a tensor) one step is run here: a call,
+    with `loss` the backward pass, with `optimizer`, a function that makes one of parameters, its
+    step. The model is left as it was, and `calibrate` measures how far rounding alone moves each
+    value.
+
+    A folder that holds a run is refused, unless it is `overwrite` or `resume`.
+    """
+    folder = Path(path).expanduser()
+    if overwrite and not resume:
+        _clear(folder)
+    if inputs is None:
+        if loss is not None or optimizer is not None:
+            given = "loss" if loss is not None else "optimizer"
+            raise TypeError(
+                f"`{given}` is for a step that is run here, which needs inputs: "
+                f"`hl.record(model, path, (x,), {given}=...)`"
+            )
+        options = _make_options(
+            gradients=gradients,
+            parameters="**" if parameters else None,
+            every=every,
+            optimizers=[optimizers] if isinstance(optimizers, Optimizer) else optimizers,
+            with_inference=with_inference,
+            resume=resume,
+            progress=progress,
+            strict=strict,
+        )
+        watch = RecordingWatch(name_models(model), folder, options)
+        watch.choose(tensors=tensors, steps=steps, facts={"parameters": parameters})
+        return Recording(folder, watch=watch)
+    if not isinstance(model, nn.Module):
+        raise TypeError("one step is run of one model; give an `nn.Module`")
+    notes = _record_once(
+        model,
+        folder,
+        inputs,
+        loss=loss,
+        optimizer=optimizer,
+        tensors=tensors,
+        gradients=gradients,
+        parameters=parameters,
+        calibrate=calibrate,
+        seed=seed,
+    )
+    return Recording(folder, notes=notes)
+
+
+class Recording:
+    """A recording of a training, or of a step that was run. Made by `hl.record`."""
+
+    def __init__(
+        self, folder: Path, *, watch: RecordingWatch | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        """The run folder."""
+        self._watch = watch
+        self._notes = list(notes)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still records."""
+        return self._watch is not None and self._watch.is_open
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be recorded, and why."""
+        return self._notes if self._watch is None else self._watch.notes
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of hookline's own that ended it before its time."""
+        return None if self._watch is None else self._watch.failure
+
+    @property
+    def run(self) -> Run:
+        """What is recorded so far, to be read."""
+        if self._watch is not None:
+            self._watch.flush()
+        return open_run(self.folder)
+
+    def step(self) -> None:
+        """End the step under way: for loops without an optimizer of torch's."""
+        if self._watch is not None:
+            self._watch.step()
+
+    def log(self, **values: float | Tensor) -> None:
+        """Note numbers of the step under way, such as the loss."""
+        if self._watch is not None:
+            self._watch.log(**values)
+
+    def flush(self) -> None:
+        """Wait until every step that has ended is on disk."""
+        if self._watch is not None:
+            self._watch.flush()
+
+    def close(self) -> None:
+        """End the recording: the model is as before, the run is complete on disk."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(*exception)
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed"
+        return f"<hl.record {self.folder}, {state}>"
+
+
+class RecordingWatch(Watch):
+    """A watch that measures what a trace has."""
+
+    _listens_by = TraceAttachment
+    _weighs_by = TraceWeights
+
+    def choose(
+        self, *, tensors: Wanted, steps: int | None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say what is kept whole, and how many steps are recorded; before the first of them."""
+        attachment = self._attachment
+        assert isinstance(attachment, TraceAttachment)
+        assert isinstance(self._weights, TraceWeights)
+        attachment.delivery = self._delivery
+        attachment.steps_left = steps
+        attachment.end = self.close
+        if tensors is not False:
+            attachment.keep_tensors(tensors)
+            self._weights.keep = attachment.sink.keep
+        written = tensors if isinstance(tensors, bool | str) else list(tensors)
+        self._delivery.describe(
+            "recording",
+            {
+                "gradients": self._options.gradients,
+                "updates": True,
+                "tensors": written,
+                "calibrated": False,
+                "parts": False,
+                **(facts or {}),
+            },
+        )
+
+
+def _make_options(**given: Any) -> Options:
+    return Options(
+        sites="**",
+        updates=True,
+        sketch_every=1,
+        counts_every=0,
+        moments_every=0,
+        units_every=0,
+        budget=None,
+        first_step=None,
+        keep=1,
+        to=(),
+        rules=False,
+        replay=False,
+        **given,
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Remove a run, to write another in its place; anything else is not touched."""
+    if is_run(folder):
+        shutil.rmtree(folder)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise RunExists(f"`{folder}` is no run and not empty: it is not overwritten")
+
+
+def _record_once(
+    model: nn.Module,
+    folder: Path,
+    inputs: Any,
+    *,
+    loss: Loss | None,
+    optimizer: MakeOptimizer | None,
+    tensors: Wanted,
+    gradients: bool,
+    parameters: bool,
+    calibrate: bool,
+    seed: int,
+) -> list[str]:
+    """Run one step of a model into a run folder; give what could not be recorded, and why."""
+    args, kwargs = read_arguments(inputs)
+    states = _seeded_states(model, seed)
+    with RunWriter(folder) as writer:  # before anything runs: it may be refused
+        trace = trace_step(
+            model,
+            args,
+            kwargs,
+            loss=loss,
+            optimizer=optimizer,
+            rng=states,
+            keep_tensors=calibrate or tensors is not False,
+            gradients=gradients,
+            parameters=parameters,
+        )
+        if calibrate:
+            floors = calibrate_floors(
+                model, args, kwargs, loss=loss, optimizer=optimizer, rng=states, trace=trace
+            )
+            trace.set_floors(floors)
+        writer.describe("environment", describe_environment())
+        writer.describe(
+            "recording",
+            {
+                "gradients": gradients and loss is not None,
+                "parameters": parameters,
+                "updates": optimizer is not None,
+                "tensors": tensors if isinstance(tensors, bool | str) else list(tensors),
+                "calibrated": calibrate,
+                "parts": True,
+            },
+        )
+        writer.describe("notes", {"notes": trace.notes})
+        kept, facts = write_call(args, kwargs, states)
+        writer.dump(INPUTS, kept, {"step": 0, **facts})
+        scalars = {} if trace.loss is None else {"loss": trace.loss}
+        write_trace(writer, trace, tensors=tensors, scalars=scalars)
+    return trace.notes
+
+
+def _seeded_states(model: nn.Module, seed: int) -> RandomStates:
+    """Give the random states that follow from a seed; those of now stay."""
+    with staged(model, seed=seed, rng=None, steps=False):
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        return take_states(devices, in_full=True)

@@ -1,0 +1,141 @@
+"""A trace in a run folder: how its sites, its facts and its floors are written there.
+
+sites      as the sites of any run; what only a trace knows is in `more`: `port`, `leaf`, `visit`,
+           `caller`, `requires_grad`, `same_as`, `of`, `is_part`, `arrival`, `after`. In a run an
+           address is there once, so one of a second visit and the like ends with a mark, which is
+           `more["mark"]`: `fc:output#1`, `fc:input.x.grad#part`.
+modules    a document: the modules by path, ties, autocast, whether TF32 was allowed
+recording  a document: what was asked for
+floors     a document: how far rounding alone moves each site, by its number
+inputs     a dump: the arguments of a call, and the random states before it; see calls.py
+values     a dump for each step, where whole tensors were asked for: by the number of the site
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hookline.addresses.pattern import compile_path
+from hookline.diffs.traces import TraceFacts, TraceSite
+from hookline.recordings.live import LiveTrace
+from hookline.runs import Block, RunWriter, SiteFacts, StepRecord
+
+VALUES = "values"
+"""What the dumps of whole tensors are called."""
+
+Wanted = bool | str | list[str] | tuple[str, ...]
+"""Which whole tensors are kept: all, none, or those of modules and parameters by pattern."""
+
+
+def to_site_facts(site: TraceSite) -> SiteFacts:
+    """Write a site of a trace as one of a run."""
+    mark = _mark(site)
+    more: dict[str, Any] = {"port": site.port, "visit": site.visit}
+    if site.leaf:
+        more["leaf"] = list(site.leaf)
+    for name in ("caller", "requires_grad", "same_as", "of"):
+        value = getattr(site, name)
+        if value is not None:
+            more[name] = value
+    if site.is_part:
+        more["is_part"] = True
+    more |= site.more
+    if mark:
+        more["mark"] = mark
+    return SiteFacts(
+        id=site.id,
+        address=site.address + mark,
+        kind=site.kind,
+        module=site.module,
+        type=site.type,
+        dtype=site.dtype,
+        shape=site.shape,
+        source=site.source,
+        more=more,
+    )
+
+
+def _mark(site: TraceSite) -> str:
+    """Tell a site from others of its address."""
+    if site.more.get("after"):
+        return "#after"
+    visit = f"#{site.visit}" if site.visit else ""
+    arrival = site.more.get("arrival")
+    return visit + ("#part" if site.is_part else "") + (f"#again{arrival}" if arrival else "")
+
+
+def write_facts(facts: TraceFacts) -> dict[str, Any]:
+    """Write what a trace was made of so that JSON can hold it."""
+    return {
+        "title": facts.title,
+        "modules": {
+            path: {
+                "type": one.type,
+                "is_torch": one.is_torch,
+                "training": one.training,
+                "config": dict(one.config),
+                "names": list(one.names),
+                "source": one.source,
+            }
+            for path, one in facts.modules.items()
+        },
+        "ties": [list(names) for names in facts.ties],
+        "autocast": facts.autocast,
+        "tf32": facts.has_tf32,
+    }
+
+
+def write_floors(floors: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Write floors by the number of the site; those not measured are left out."""
+    return {str(site): float(floor) for site, floor in enumerate(floors) if np.isfinite(floor)}
+
+
+def choose_tensors(wanted: Wanted) -> Callable[[TraceSite | SiteFacts], bool] | None:
+    """Say of which sites whole tensors are kept; None: of none."""
+    if isinstance(wanted, bool):
+        return (lambda site: True) if wanted else None
+    patterns = [wanted] if isinstance(wanted, str) else list(wanted)
+    matches = [compile_path(one) for one in patterns]
+
+    def is_wanted(site: TraceSite | SiteFacts) -> bool:
+        name = site.address.partition(":")[0] if site.kind not in ("value", "gradient") else ""
+        names = [site.module, name] if name else [site.module]
+        return any(match(one) for match in matches for one in names)
+
+    return is_wanted
+
+
+def write_trace(
+    writer: RunWriter,
+    trace: LiveTrace,
+    *,
+    tensors: Wanted = False,
+    scalars: Mapping[str, float] | None = None,
+) -> None:
+    """Write a trace as the next step of a run: its sites, numbers, floors and tensors."""
+    writer.describe("modules", write_facts(trace.facts))
+    floors = trace.floors()
+    if floors is not None:
+        writer.describe("floors", write_floors(floors))
+    writer.add_sites([to_site_facts(site) for site in trace.sites])
+    measured = trace.measurements(0)
+    own = np.array([site.same_as is None for site in trace.sites], bool) & measured.is_there
+    sites = np.flatnonzero(own).astype(np.int32)
+    step = 0 if writer.last_step is None else writer.last_step + 1
+    blocks = [Block("rows", sites, measured.rows[sites])]
+    sketched = sites[~np.isnan(measured.sketches[sites, 0])]
+    blocks.append(Block("sketch", sketched, measured.sketches[sketched]))
+    writer.write(StepRecord(step, time.time(), None, scalars or {}, blocks))
+    is_wanted = choose_tensors(tensors)
+    if is_wanted is not None:
+        file = writer.open_dump(VALUES)
+        for number in sites.tolist():
+            kept = trace.tensor(number) if is_wanted(trace.sites[number]) else None
+            if kept is not None:
+                file.add(str(number), kept)
+        writer.finish_dump(VALUES, file, {"step": step})

@@ -1,0 +1,91 @@
+"""Parameters, gradients and updates of a recorded training, each with its sketch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hookline.runs import SiteFacts
+from hookline.stats import Log, Update
+from hookline.watchers.weights import Weight, Weights
+
+_STEPPED = (
+    "the parameters were changed by hand before they could be recorded; end a step right after "
+    "its backward pass with `recording.step()`"
+)
+
+
+class TraceWeights(Weights):
+    """Measure what a watch does of weights, as sites of a trace.
+
+    Where no optimizer steps, gradients are those at the end of the step.
+    """
+
+    keep: Callable[[int, Tensor], None] | None = None
+    """What takes whole tensors, by the number of their site."""
+
+    _versions: tuple[int, ...] = ()
+
+    def note_backward(self, *, is_last: bool) -> None:
+        if is_last:
+            self._measure_rest()
+        else:
+            self._versions = self._read_versions()
+
+    def end_step(self) -> None:
+        if self._versions and self._versions == self._read_versions():
+            self._measure_rest()
+        elif self._versions and not self._measured:
+            self._recorder.unmeasured.setdefault("parameters", _STEPPED)
+        self._versions = ()
+
+    def _read_versions(self) -> tuple[int, ...]:
+        if not self._all:
+            self._walk()
+        return tuple([one.parameter._version for one in self._all.values()])
+
+    def _measure_rest(self) -> None:
+        """Measure the weights that no optimizer has stepped."""
+        try:
+            self._walk()
+            left = [one for key, one in self._all.items() if key not in self._measured]
+            self._measured.update(id(one.parameter) for one in left)
+            with torch.no_grad():
+                self._measure_all([(one, "", one.parameter.detach()) for one in left])
+                self._measure_all(
+                    [
+                        (one, "grad", one.parameter.grad.detach())
+                        for one in left
+                        if one.parameter.grad is not None
+                    ]
+                )
+        except Exception as error:
+            self._recorder.guard.take(error)
+
+    def _measure_updates(self, updates: Sequence[tuple[int, int, Update]]) -> None:
+        for site, _, (before, after, _) in updates:
+            update = after - before
+            self._recorder.measure_now(site, update)
+            if self.keep is not None:
+                self.keep(site, update)
+
+    def _measure_all(
+        self, values: Sequence[tuple[Weight, str, Tensor]]
+    ) -> list[tuple[int, Log] | None]:
+        found = super()._measure_all(values)
+        if self.keep is not None:
+            for one, part, value in values:
+                self.keep(one.ids[part], value)
+        return found
+
+    def _describe(self, one: Weight, part: str, number: int, value: Tensor) -> SiteFacts:
+        facts = super()._describe(one, part, number, value)
+        more = {"port": "parameter", "visit": 0, "leaf": [one.name.rpartition(".")[2]]}
+        if part:
+            more["of"] = one.ids[""]
+        else:
+            more["requires_grad"] = one.parameter.requires_grad
+        return replace(facts, more=more)
