@@ -113,13 +113,16 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     tensor._backward_hooks[key] = hook
 
 
-def hold_storage(tensor: Tensor) -> tuple[int, object]:
-    """Give the number of a tensor's memory, and what keeps others from getting that number.
+def storage_number(tensor: Tensor, held: dict[int, object]) -> int:
+    """Give the number of a tensor's memory; what is put into `held` keeps others from having it.
 
     The memory itself is not held: it is freed when the tensors that lie in it are.
     """
-    held = StorageWeakRef(tensor.untyped_storage())
-    return held.cdata, held
+    storage = tensor.untyped_storage()
+    number: int = storage._cdata
+    if number not in held:
+        held[number] = StorageWeakRef(storage)
+    return number
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:

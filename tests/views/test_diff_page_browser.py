@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_runs import CAUSE, EVIL, GRAFT, change_pair, compare_layers, list_layers
+from compared_runs import BAD, CAUSE, EVIL, GRAFT, change_pair, compare_layers, list_layers
 from opened_pages import Visit, needs_browser
 
 from hookline.views import write_diff_html
@@ -265,6 +265,24 @@ def test_same_runs_show_all_and_begin_nearest_to_the_limit(browser: Any, tmp_pat
     assert visit.page.locator(".row-fold").count() == 0
     assert visit.text("#place") == ""
     assert visit.text("#steps") == ""
+    assert visit.problems == []
+    visit.context.close()
+
+
+def test_equal_values_that_differ_otherwise_stand_out(browser: Any, tmp_path: Path) -> None:
+    """A detached value is equal, and still the first difference."""
+    word = "no gradient is wanted there"
+    difference = compare_layers(introduced=0.0, word=word)
+    difference = change_pair(difference, f"{BAD}:output", r=0.0, word=word)
+    visit = DiffVisit(browser, write_diff_html(difference, tmp_path / "diff.html"))
+    cell = visit.row(f"{BAD}:output").locator(".row-r")
+    assert cell.inner_text() == "\u2260"
+    exact = visit.row("embed:output")
+    visit.choose("All")
+    read = "one => getComputedStyle(one).backgroundColor"
+    assert cell.evaluate(read) != exact.locator(".row-r").evaluate(read)
+    assert word in visit.text("#place")
+    assert word in visit.text(".inspector")
     assert visit.problems == []
     visit.context.close()
 

@@ -5,6 +5,7 @@
     check.py        hookline check
     report.py       hookline report
     show.py         hookline show
+    record.py       hookline record
     diff.py         hookline diff
     ls.py           hookline ls
     sites.py        hookline sites

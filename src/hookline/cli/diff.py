@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ exit codes:
   2  they cannot be compared: no recording there, not of the same model, a broken file;
      or the command line cannot be understood
 """
+
+_LEAST_SHARE = 0.25
+"""Runs of which fewer values and parameters have a counterpart are of different models."""
 
 
 def _read_pairs(convert: Callable[[str], Any], what: str) -> Callable[..., dict[str, Any]]:
@@ -112,14 +116,19 @@ def diff_runs(
         from hookline.diffs.comparing import compare
         from hookline.diffs.reading import open_trace
 
+        traces = [open_trace(Path(one)) for one in (a, b)]
+        for trace, name in zip(traces, (a, b), strict=True):
+            if step is not None and step not in trace.steps:
+                raise Misused(f"`{name}` has no step {step}; it has {_list_steps(trace.steps)}")
         found = compare(
-            open_trace(Path(a)),
-            open_trace(Path(b)),
+            traces[0],
+            traces[1],
             names=names or None,
             allow=allow or None,
             tolerance=tolerance,
             step=step,
         )
+        _refuse_unrelated(found, a, b)
         if as_json:
             click.echo(json.dumps(found.to_dict(), indent=2))
         else:
@@ -131,6 +140,34 @@ def diff_runs(
             hint = f"hookline diff --baseline --update {a} {b}"
             click.echo(f"hint: if it is meant to be so: `{hint}`", err=True)
         raise click.exceptions.Exit(1)
+
+
+def _list_steps(steps: Sequence[int]) -> str:
+    if len(steps) < 2:
+        return f"step {steps[0]} alone" if len(steps) else "none"
+    return f"{len(steps)} from {steps[0]} to {steps[-1]}"
+
+
+def _refuse_unrelated(found: Difference, a: str, b: str) -> None:
+    """Refuse runs of different models: hardly a value or parameter has a counterpart."""
+    paired = sum(
+        1
+        for pair in found.pairs
+        if pair.kind in ("value", "parameter")
+        and pair.match is not None
+        # What has other sizes got its partner by its name alone.
+        and (pair.match.is_group or math.prod(pair.shape) == math.prod(pair.shape_b))
+    )
+    alone = max(
+        sum(1 for site in sites if not site.endswith((".grad", ":grad", ":update")))
+        for sites in (found.alone_a, found.alone_b)
+    )
+    if not found.same and paired < _LEAST_SHARE * (paired + alone):
+        raise Misused(
+            f"`{a}` and `{b}` are runs of different models: only {paired} of {paired + alone} "
+            "values and parameters have a counterpart",
+            "if they are not, `--names A=B` says what is called otherwise",
+        )
 
 
 def _print(found: Difference, *, is_all: bool, is_short: bool) -> None:

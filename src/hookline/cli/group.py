@@ -12,6 +12,7 @@ from hookline.cli.completion import completion
 from hookline.cli.diff import diff_runs
 from hookline.cli.failing import explained_usage
 from hookline.cli.ls import list_runs
+from hookline.cli.record import record_script
 from hookline.cli.report import report
 from hookline.cli.run import run_script
 from hookline.cli.show import show
@@ -73,5 +74,15 @@ def main(context: click.Context, traceback: bool) -> None:
         click.echo(context.get_help())
 
 
-for _command in (run_script, check, report, show, diff_runs, list_runs, list_sites, completion):
+for _command in (
+    run_script,
+    check,
+    report,
+    show,
+    record_script,
+    diff_runs,
+    list_runs,
+    list_sites,
+    completion,
+):
     main.add_command(_command)

@@ -3,6 +3,7 @@
 diff.py        hl.diff
 calling.py     what a step of a model is: arguments, loss, random states
 seeding.py     the random states that follow from a seed
+flowing.py     the second model's values compared as they flow
 catching.py    one call of a module, taken from a step
 rerunning.py   a module called again by itself
 grafting.py    both modules on the same input

@@ -16,6 +16,7 @@ from torch import nn
 from hookline.comparisons.calling import StepCall, naming_model, read_losses
 from hookline.comparisons.confirming import Pair, confirm_recorded
 from hookline.comparisons.confirming import confirm as confirm_difference
+from hookline.comparisons.flowing import FlowSink
 from hookline.comparisons.seeding import seed_states
 from hookline.diffs.comparing import compare
 from hookline.diffs.difference import Difference
@@ -24,7 +25,6 @@ from hookline.diffs.traces import Trace
 from hookline.recordings import LiveTrace, calibrate_floors, read_call, trace_step
 from hookline.recordings.calls import read_arguments
 from hookline.runs import Run
-
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Side = nn.Module | Run | str | os.PathLike[str]
@@ -72,10 +72,13 @@ def diff(
     for trace in stored.values():
         options.choose_step(trace)
     calls = _read_calls((a, b), (inputs, inputs_b), losses, step=options.step, seed=seed)
-    traces = [
-        _trace(one, call, optimizer, letter) if isinstance(one, nn.Module) else stored[at]
-        for at, (one, call, letter) in enumerate(zip((a, b), calls, "AB", strict=True))
-    ]
+    traces: list[Trace] = []
+    for at, one in enumerate((a, b)):
+        if isinstance(one, nn.Module):
+            before = traces[0] if traces and isinstance(traces[0], LiveTrace) else None
+            traces.append(_trace(one, calls[at], optimizer, "AB"[at], against=before))
+        else:
+            traces.append(stored[at])
     floors = _read_floors(a, traces[0], calls[0], optimizer, calibrate)
     found = options.compare(traces[0], traces[1], calibrate, floors=floors)
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *_list_notes(traces)])))
@@ -133,17 +136,26 @@ class _Options:
 
 
 def _trace(
-    model: nn.Module, call: StepCall, optimizer: MakeOptimizer | None, letter: str
+    model: nn.Module,
+    call: StepCall,
+    optimizer: MakeOptimizer | None,
+    letter: str,
+    *,
+    against: LiveTrace | None = None,
 ) -> LiveTrace:
+    """Trace a step; its values are compared as they flow where there is a trace to compare with."""
+    sink = None if against is None else FlowSink(against)
     with naming_model(f"model {letter}", type(model).__name__):
-        return trace_step(
+        trace = trace_step(
             model,
             call.args,
             dict(call.kwargs),
             loss=call.loss,
             optimizer=optimizer,
             rng=call.random,
+            sink=sink,
         )
+    return trace if sink is None else sink.finish(trace.facts, trace.notes)
 
 
 def _list_notes(traces: Iterable[Trace]) -> list[str]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hookline.diffs.enclosing import pair_modules
 from hookline.diffs.fingerprints import Fingerprints, compare_rows
-from hookline.diffs.following import pair_followers
+from hookline.diffs.following import link_values, pair_followers
 from hookline.diffs.joining import Joiner
-from hookline.diffs.matches import Alignment, Match
+from hookline.diffs.matches import Alignment
 from hookline.diffs.naming import ModulePairs, pair_by_map, pair_by_name, settle_prefixes
 from hookline.diffs.numbering import renumber
-from hookline.diffs.ordering import list_left, pair_in_order, pair_modules
+from hookline.diffs.ordering import list_left, pair_by_place, pair_in_order
 from hookline.diffs.outlines import Outline
-from hookline.diffs.owning import pair_leftover_slots, pair_slots, turn
+from hookline.diffs.owning import list_left_slots, pair_leftover_slots, pair_slots, turn
 from hookline.diffs.partners import SitePairs, pair_values
 from hookline.diffs.traces import Measurements, Trace
 
@@ -62,10 +63,9 @@ class _Aligner:
         self.notes += renumber(self.a, self.b, self.modules, self._compare_weights)
         for path_a, path_b in self.modules.forward.items():
             pair_values(self.pairs, path_a, path_b, self.modules.rules[path_a])
-        weights = self._find_weights() if self._is_anything_left() else None
-        pair_slots(self.pairs, self.modules, weights, mapped)
-        if weights is not None:
-            self._match_in_order(weights)
+        pair_slots(self.pairs, self.modules, mapped)
+        if self._is_anything_left():
+            self._match_in_order(self._find_weights())
         self._keep_unlike()
         turn(self.pairs, self._numbers)
         pair_followers(self.pairs, self.modules)
@@ -83,9 +83,10 @@ class _Aligner:
             self.notes.append(f"{count} values are matched that were made in another order")
         for joiner in joiners:
             joiner.join_by_kind()
+        pair_by_place(self.pairs, self.modules)
         pair_modules(self.pairs, self.modules, weights)
-        pair_slots(self.pairs, self.modules, weights, {})
-        pair_leftover_slots(self.pairs, weights)
+        pair_slots(self.pairs, self.modules, {})
+        pair_leftover_slots(self.pairs, self.modules, weights)
         for joiner in joiners:
             joiner.join_parameters()
             self.notes += [
@@ -99,8 +100,8 @@ class _Aligner:
         if None in self._steps:
             return False
         left_a, left_b = list_left(self.pairs, self.modules)
-        has_other_slots = self.a.slots.keys() != set(self.modules.forward) & self.a.slots.keys()
-        return bool((left_a and left_b) or has_other_slots)
+        slots_a, slots_b = list_left_slots(self.pairs)
+        return bool((left_a and left_b) or (slots_a and slots_b))
 
     def _known_steps(self) -> tuple[int, int]:
         first, second = self._steps
@@ -148,8 +149,9 @@ class _Aligner:
     def _tell(self) -> Alignment:
         pairs = self.pairs
         matches = sorted(set(pairs.by_a.values()), key=lambda match: match.a)
-        alone_a = _list_alone(self.a, pairs.by_a)
-        alone_b = _list_alone(self.b, pairs.by_b)
+        values = link_values(pairs).values()
+        alone_a = _list_alone(self.a, {*pairs.by_a, *(site for one in values for site in one.a)})
+        alone_b = _list_alone(self.b, {*pairs.by_b, *(site for one in values for site in one.b)})
         smaller = min(len(self.a.fresh), len(self.b.fresh))
         matched = len(self.a.fresh) - len(set(alone_a) & set(self.a.fresh))
         if smaller and matched < _FEW * smaller:
@@ -161,9 +163,8 @@ def _choose_step(trace: Trace, step: int | None) -> int | None:
     return step if step is not None else next(iter(trace.steps), None)
 
 
-def _list_alone(outline: Outline, matched: Mapping[int, Match]) -> list[int]:
-    """List the sites whose value is matched nowhere, each value once."""
-    known = {outline.origin(site) for site in matched}
+def _list_alone(outline: Outline, known: set[int]) -> list[int]:
+    """List the sites that are not known, each value where it is first shown."""
     return [
         site.id
         for site in outline.sites

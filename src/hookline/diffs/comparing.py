@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,26 +10,22 @@ import numpy as np
 
 from hookline._errors import NotComparable
 from hookline.diffs.aligning import align
-from hookline.diffs.causes import Settings, compare_settings, compare_site, find_broken_tie
-from hookline.diffs.difference import Difference, History, PairResult
+from hookline.diffs.causes import Settings
+from hookline.diffs.concluding import conclude
+from hookline.diffs.difference import Difference, History
 from hookline.diffs.drifting import Drift
-from hookline.diffs.factors import find_factor
 from hookline.diffs.gaps import Gaps, PairMeasurer
-from hookline.diffs.judging import Judgement, Origin
+from hookline.diffs.judging import Judgement
 from hookline.diffs.measuring import SKETCH_SIGHT
-from hookline.diffs.phases import FORWARD, PARAMETER_GRADIENT, UPDATE, Pair, make_pairs
+from hookline.diffs.phases import make_pairs
 from hookline.diffs.tolerances import EXACT, FLOAT64, Limits, find_unused, set_limits
 from hookline.diffs.traces import Trace
-from hookline.diffs.tracing_back import Ancestry, Blame
+from hookline.diffs.tracing_back import Ancestry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
     Floats = npt.NDArray[np.float64]
-
-_FEW = 0.5
-"""Runs of which less than this share of sites can be compared are said to be so."""
 
 
 def compare(
@@ -65,7 +61,7 @@ class _Comparison:
         floors: Floats | Mapping[int, float] | None,
     ) -> None:
         self.traces = a, b
-        self.notes: list[str] = []
+        self.notes: list[str] = [note for one in (a, b) for note in getattr(one, "notes", ())]
         self.steps = _choose_steps(a, b, step, self.notes)
         first = self.steps[0]
         self.alignment = align(a, b, step_a=first[0], step_b=first[1], names=names)
@@ -87,16 +83,16 @@ class _Comparison:
         """Judge the steps in their order until one differs."""
         measurer = PairMeasurer(self.traces, self.pairs)
         drift = Drift(self.pairs, self.limits)
-        history: list[Gaps] = []
+        history: list[Floats] = []
         scales: list[float] = []
         judgement = origin = None
         for number, steps in enumerate(self.steps):
             # After the first difference the steps are but told of.
             gaps = measurer.measure(steps, tensors=origin is None)
             scale = drift.measure(gaps) if number else 1.0
-            history.append(gaps)
+            history.append(gaps.r)
             scales.append(scale)
-            if origin is not None or (number and not self._may_differ(gaps, scale)):
+            if origin is not None:
                 continue
             settings = Settings(
                 self.traces, self.alignment, self.pairs, gaps=gaps, limits=self.limits
@@ -117,9 +113,14 @@ class _Comparison:
         assert judgement is not None
         if not np.isfinite(judgement.gaps.distances).any() and origin is None:
             raise _explain(*self.traces, "have sites in common, but nothing measured of them")
-        self.notes.extend(self.alignment.notes)
-        self.notes.extend(drift.describe([steps[0] for steps in self.steps], scales))
-        return self._conclude(judgement, origin, at, history, scales)
+        found = conclude(judgement, origin, alignment=self.alignment, steps=self.steps[at])
+        drifted = drift.describe([steps[0] for steps in self.steps], scales)
+        notes = dict.fromkeys([*self.notes, *self.alignment.notes, *found.notes, *drifted])
+        return dataclasses.replace(
+            found,
+            notes=tuple(notes),
+            history=self._history(history, scales) if len(history) > 1 else None,
+        )
 
     def _see(self, gaps: Gaps) -> Limits:
         """Raise the limits of what is estimated to what a sketch can see."""
@@ -142,195 +143,15 @@ class _Comparison:
                 self.notes.append(note)
         limits = self.limits.limits.copy()
         limits[blurred] = 2 * SKETCH_SIGHT
-        return Limits(
-            self.limits.precisions,
-            self.limits.units,
-            self.limits.floors,
-            limits,
-            self.limits.is_given,
-        )
+        return dataclasses.replace(self.limits, limits=limits)
 
-    def _may_differ(self, gaps: Gaps, scale: float) -> bool:
-        with np.errstate(invalid="ignore"):
-            wide = np.where(self.limits.is_given, 1.0, scale) * self.limits.limits
-            return bool((gaps.r > wide).any())
-
-    def _conclude(
-        self,
-        judgement: Judgement,
-        origin: Origin | None,
-        at: int,
-        history: Sequence[Gaps],
-        scales: Sequence[float],
-    ) -> Difference:
-        a, b = self.traces
-        steps = self.steps[at]
-        limits = [judgement.limit(pair) for pair in self.pairs]
-        results = [self._result(judgement, origin, pair, limits[pair.place]) for pair in self.pairs]
-        common = {
-            "pairs": results,
-            "alone_a": tuple(a.sites[one].address for one in self.alignment.alone_a),
-            "alone_b": tuple(b.sites[one].address for one in self.alignment.alone_b),
-            "names": self.alignment.names,
-            "titles": (a.facts.title or "A", b.facts.title or "B"),
-            "history": self._history(history, scales) if len(history) > 1 else None,
-            "traces": self.traces,
-            "steps": steps,
-            "step": steps[0],
-        }
-        if origin is None:
-            self.notes.extend(self._compare_ties(None))
-            usual = [limits[pair.place] for pair in self.pairs if results[pair.place].r is not None]
-            return Difference(
-                same=True,
-                limit=float(np.median(usual)) if usual else 0.0,
-                agree_to=_largest(results, None, judgement),
-                notes=tuple(dict.fromkeys(self.notes)),
-                **common,
-            )
-        return self._describe(judgement, origin, results, common)
-
-    def _describe(
-        self,
-        judgement: Judgement,
-        origin: Origin,
-        results: Sequence[PairResult],
-        common: dict[str, object],
-    ) -> Difference:
-        pair = origin.pair
-        blame, causes = self._settle(judgement, origin)
-        facts = self.traces[0].facts.modules, self.traces[1].facts.modules
-        own = facts[0].get(blame.module)
-        other = facts[1].get(blame.module_b) if blame.module_b is not None else None
-        floor = float(self.limits.floors[pair.place])
-        r = float(judgement.gaps.r[pair.place])
-        return Difference(
-            same=False,
-            first=blame.module,
-            first_b=blame.module_b,
-            site=pair.own.address if pair.missing == "a" else pair.a.address,
-            site_b=pair.own.address if pair.missing == "b" else pair.b.address,
-            direction=origin.direction,
-            visit=pair.a.visit,
-            introduced=None if math.isnan(r) else r,
-            r_in=origin.r_in,
-            floor=None if math.isnan(floor) else floor,
-            limit=judgement.limit(pair),
-            gain=origin.gain,
-            agree_to=_largest(results, pair, judgement),
-            is_gradual=origin.is_gradual,
-            type=own.type if own else (pair.a.type if blame.module == pair.a.module else ""),
-            type_b=other.type
-            if other
-            else (pair.b.type if blame.module_b == pair.b.module else ""),
-            is_own_code=blame.is_own_code,
-            before=blame.before,
-            word=origin.word,
-            candidates=blame.candidates or (blame.module,),
-            source=own.source if own else "",
-            source_b=other.source if other else "",
-            causes=tuple(dict.fromkeys(causes)),
-            notes=tuple(dict.fromkeys(self.notes)),
-            **common,  # type: ignore[arg-type]
-        )
-
-    def _settle(self, judgement: Judgement, origin: Origin) -> tuple[Blame, list[str]]:
-        """Name what is to blame and the causes; some causes name another place."""
-        pair, blame = origin.pair, origin.blame
-        tie = self._find_tie(origin)
-        if tie is not None:
-            path = tie[0].rpartition(".")[0]
-            return Blame(path, judgement.settings.counterpart(path)), [tie[1]]
-        if pair.phase in (PARAMETER_GRADIENT, UPDATE):
-            factor = find_factor(self.pairs, judgement.gaps, pair.phase, judgement.differs)
-            if factor:
-                return Blame("", ""), [factor]
-        causes = [] if origin.word.startswith("no gradient is") else compare_site(pair)
-        causes += judgement.settings.causes(blame.module)
-        if blame.direction == "loss":
-            causes.append("the loss sends the model another gradient")
-        causes += compare_settings(self.traces[0].facts, self.traces[1].facts)
-        return blame, causes
-
-    def _find_tie(self, origin: Origin) -> tuple[str, str] | None:
-        found = find_broken_tie((self.traces[0].facts, self.traces[1].facts), self.alignment.names)
-        if found is None:
-            return None
-        group = {name.rpartition(".")[0] for tie in self._ties() for name in tie}
-        if origin.pair.phase == FORWARD and origin.blame.module not in group:
-            return None
-        return found
-
-    def _ties(self) -> list[tuple[str, ...]]:
-        return [tuple(one) for trace in self.traces for one in trace.facts.ties]
-
-    def _compare_ties(self, origin: Origin | None) -> list[str]:
-        found = find_broken_tie((self.traces[0].facts, self.traces[1].facts), self.alignment.names)
-        return [] if found is None else [found[1]]
-
-    def _result(
-        self, judgement: Judgement, origin: Origin | None, pair: Pair, limit: float
-    ) -> PairResult:
-        r = float(judgement.gaps.r[pair.place])
-        floor = float(self.limits.floors[pair.place])
-        sites = self.traces[0].sites
-        return PairResult(
-            site=pair.a.address if pair.missing != "a" else pair.own.address,
-            site_b=pair.b.address if pair.missing != "b" else pair.own.address,
-            kind=pair.kind,
-            rule=pair.match.rule,
-            r=None if math.isnan(r) else r,
-            limit=limit,
-            floor=None if math.isnan(floor) else floor,
-            verdict=_find_verdict(judgement, origin, pair, r),
-            module=pair.a.module,
-            module_b=pair.b.module,
-            type=pair.a.type,
-            type_b=pair.b.type,
-            port=pair.a.port,
-            visit=pair.a.visit,
-            dtype=pair.a.dtype,
-            dtype_b=pair.b.dtype,
-            shape=pair.a.shape,
-            shape_b=pair.b.shape,
-            how=pair.match.how,
-            measured=judgement.gaps.measured[pair.place],
-            same_as="" if pair.a.same_as is None else sites[pair.a.same_as].address,
-            word=f"lacking on side {pair.missing.upper()}" if pair.missing else "",
-            match=None if pair.missing else pair.match,
-        )
-
-    def _history(self, history: Sequence[Gaps], scales: Sequence[float]) -> History:
+    def _history(self, history: Sequence[Floats], scales: Sequence[float]) -> History:
         wide = np.where(self.limits.is_given, 1.0, np.array(scales)[:, None])
         return History(
             tuple(steps[0] for steps in self.steps),
-            np.stack([gaps.r for gaps in history]),
+            np.stack(history),
             wide * self.limits.limits,
         )
-
-
-def _find_verdict(judgement: Judgement, origin: Origin | None, pair: Pair, r: float) -> str:
-    if origin is not None and pair is origin.pair:
-        return "introduces"
-    if math.isnan(r):
-        return "not compared"
-    if not judgement.is_past(pair):
-        return "agrees"
-    if judgement.allowance.is_noise(pair):
-        return "noise"
-    if pair.missing:
-        return "missing"
-    # Nothing differs before the first difference, but for the state of a later step.
-    return "inherits"
-
-
-def _largest(results: Sequence[PairResult], until: Pair | None, judgement: Judgement) -> float:
-    """Give the largest error before a pair, or of all of them."""
-    found = 0.0
-    for result in results[: None if until is None else until.place]:
-        if result.r is not None and result.verdict == "agrees":
-            found = max(found, result.r)
-    return found
 
 
 def _read_floors(a: Trace, floors: Floats | Mapping[int, float] | None) -> Floats | None:

@@ -49,27 +49,34 @@ class Fingerprints:
         return merge_rows(self.rows[sites], np.zeros(len(sites), dtype=np.intp), 1)
 
     def compare(
-        self, sites: list[int], other: Fingerprints, others: list[int]
+        self,
+        sites: list[int],
+        other: Fingerprints,
+        others: list[int],
+        *,
+        with_constant: bool = False,
     ) -> npt.NDArray[np.bool_]:
         """Tell which of some sites are of the same numbers as which of another trace, [n, m]."""
         is_coarse = self._is_coarse(sites) != other._is_coarse(others)
-        return compare_rows(self.rows[sites], other.rows[others], is_coarse=is_coarse)
+        ours, theirs = self.rows[sites], other.rows[others]
+        return compare_rows(ours, theirs, is_coarse=is_coarse, with_constant=with_constant)
 
     def _is_coarse(self, sites: list[int]) -> bool:
         return any(self.outline.sites[site].dtype in _HALVES for site in sites)
 
 
-def compare_rows(ours: Rows, theirs: Rows, *, is_coarse: bool = False) -> npt.NDArray[np.bool_]:
-    """Tell which rows are of the same numbers, [n, m]; constant ones tell nothing and are not."""
+def compare_rows(
+    ours: Rows, theirs: Rows, *, is_coarse: bool = False, with_constant: bool = False
+) -> npt.NDArray[np.bool_]:
+    """Tell which rows are of the same numbers, [n, m]; constant ones tell little, and are not."""
     tolerance = _COARSE_TOLERANCE if is_coarse else _TOLERANCE
     x, y = _describe(ours)[:, None], _describe(theirs)[None]
     counts = ours[:, None, : NEGINF + 1].sum(-1) == theirs[None, :, : NEGINF + 1].sum(-1)
     scale = np.maximum(np.abs(x).max(-1), np.abs(y).max(-1))
-    is_varied = (ours[:, M2] > 0)[:, None] & (theirs[:, M2] > 0)[None]
     with np.errstate(invalid="ignore"):
-        found: npt.NDArray[np.bool_] = (
-            counts & is_varied & (np.abs(x - y).max(-1) <= tolerance * scale)
-        )
+        found: npt.NDArray[np.bool_] = counts & (np.abs(x - y).max(-1) <= tolerance * scale)
+    if not with_constant:
+        found &= (ours[:, M2] > 0)[:, None] & (theirs[:, M2] > 0)[None]
     return found
 
 

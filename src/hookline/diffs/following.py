@@ -17,7 +17,7 @@ _Key = tuple[str, bool, int]
 def pair_followers(pairs: SitePairs, modules: ModulePairs) -> None:
     """Match gradients and updates, each arrival with the arrival of the same number."""
     ours, theirs = _sort(pairs.a), _sort(pairs.b)
-    values = _link_values(pairs)
+    values = link_values(pairs)
     for kind, is_part, owner in ours:
         is_whole_value = kind == "gradient" and not is_part
         match = values.get(owner) if is_whole_value else pairs.by_a.get(owner)
@@ -44,11 +44,10 @@ def _sort(outline: Outline) -> dict[_Key, list[int]]:
     return found
 
 
-def _link_values(pairs: SitePairs) -> dict[int, Match]:
+def link_values(pairs: SitePairs) -> dict[int, Match]:
     """Give the match of each value of A as a whole, by the site that first showed it.
 
-    A value that is two on the other side, itself and a copy, has no gradient to compare: that of
-    the copy is of the copy's consumers alone.
+    The gradient of a copy is of the copy's consumers alone, and is not that of the value itself.
     """
     ours: dict[int, set[int]] = {}
     theirs: dict[int, set[int]] = {}
@@ -61,12 +60,18 @@ def _link_values(pairs: SitePairs) -> dict[int, Match]:
         for other in firsts_b:
             theirs.setdefault(other, set()).update(firsts_a)
         found.setdefault(firsts_a[0], replace(match, a=firsts_a, b=firsts_b))
-    return {
+    linked = {
         first: match
         for first, match in found.items()
         if all(ours[one] == set(match.b) for one in match.a)
         and all(theirs[other] == set(match.a) for other in match.b)
     }
+    for match in pairs.by_a.values():
+        # Where both were first shown there, copies made of them later are among their consumers.
+        is_first_a = tuple(map(pairs.a.origin, match.a)) == match.a
+        if is_first_a and tuple(map(pairs.b.origin, match.b)) == match.b:
+            linked[match.a[0]] = match
+    return linked
 
 
 def _pair_parts(pairs: SitePairs, modules: ModulePairs) -> None:

@@ -113,6 +113,10 @@ class PairMeasurer:
                 continue
             key = self._roots[pair.place]
             gap = None if pair.match.is_group else known.get(key)
+            if gap is None and pair.match.how == "same" and not pair.match.is_group:
+                measured = self.traces[1].known_gap(key[1], self.traces[0], key[0])
+                if measured is not None:
+                    gap = known[key] = Gap(*measured)
             if gap is None:
                 tensors = read_tensors(self.traces, pair.match, steps)
                 if tensors is None:

@@ -15,11 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from hookline.diffs.fingerprints import Fingerprints, compare_rows
+from hookline.diffs.kinds import find_family
 from hookline.diffs.matches import Match
 from hookline.diffs.ordering import find_gaps
 from hookline.diffs.outlines import Outline
 from hookline.diffs.partners import Shape, SitePairs, find_joint
-from hookline.diffs.scoring import find_family
 from hookline.stats.rows import Rows, merge_rows
 
 _MOST_PIECES = 4

@@ -11,12 +11,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hookline.diffs.blaming import Blaming
 from hookline.diffs.causes import Settings
 from hookline.diffs.gaps import Gaps
 from hookline.diffs.noise import Allowance
 from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
-from hookline.diffs.tolerances import EXACT, TABLE, TELLING_GAIN, TELLING_UNITS, Limits
+from hookline.diffs.tolerances import (
+    EXACT,
+    TABLE,
+    TELLING_FLOORS,
+    TELLING_GAIN,
+    TELLING_UNITS,
+    Limits,
+)
 from hookline.diffs.traces import Trace
 from hookline.diffs.tracing_back import Ancestry, Blame
 
@@ -90,12 +99,21 @@ class Judgement:
 
     def find_origin(self) -> Origin | None:
         """Find where the first difference comes from; None: nothing differs."""
-        found = next((pair for pair in self.pairs if self._shows(pair)), None)
-        if found is None or found.phase > FORWARD:
+        found = next((pair for pair in self._find_suspects() if self._shows(pair)), None)
+        if self.is_first and (found is None or found.phase > FORWARD):
             broken = self._find_ungraded()
-            if broken is not None and (found is None or found.phase >= BACKWARD):
+            if broken is not None:
                 return broken
         return None if found is None else self._follow(found)
+
+    def _find_suspects(self) -> list[Pair]:
+        """List the pairs that may differ: a look at all at once, since most never do."""
+        r, limits = self.gaps.r, self.limits
+        wide = np.where(limits.is_given, 1.0, self.scale) * limits.limits
+        if self.is_first:
+            wide = np.minimum(wide, TELLING_UNITS * limits.units)
+        with np.errstate(invalid="ignore"):
+            return [self.pairs[int(place)] for place in np.flatnonzero(r > wide)]
 
     def measure_gain(self, pair: Pair) -> tuple[float, float, Pair | None]:
         """Give the largest error of what a pair was made of, its gain, and what has that error."""
@@ -132,9 +150,17 @@ class Judgement:
             return False
         return (
             self.settings.is_telling(self.blaming.blame(pair).module)
-            and self.measure_gain(pair)[1] >= TELLING_GAIN
+            and self._stands_out(pair)
             and not self.allowance.is_noise(pair)
         )
+
+    def _stands_out(self, pair: Pair) -> bool:
+        """Tell whether a pair is well above what it was made of, and what rounding leaves."""
+        largest, _, _ = self.measure_gain(pair)
+        floor = float(self.limits.floors[pair.place])
+        usual = float(self.limits.usual[pair.place])
+        least = TELLING_GAIN * usual if math.isnan(floor) else TELLING_FLOORS * floor
+        return float(self.gaps.r[pair.place]) >= max(TELLING_GAIN * largest, least)
 
     def _follow(self, pair: Pair) -> Origin:
         """Follow a difference back to where it was introduced."""
@@ -188,4 +214,3 @@ def _complete(origin: Origin, *, is_gradual: bool) -> Origin:
     return Origin(
         pair, origin.blame, origin.r_in, origin.gain, is_gradual and not word, word, direction
     )
-

@@ -73,9 +73,18 @@ def measure_gap(x: Tensor, y: Tensor) -> Gap:
     for a, b in _chunks(x, y):
         if a is None or b is None:
             return Gap(math.inf, norm)
-        distance = math.hypot(distance, float((a - b).norm()))
-        norm = math.hypot(norm, float(a.norm()))
+        distance = math.hypot(distance, _find_norm(a - b))
+        norm = math.hypot(norm, _find_norm(a))
     return Gap(distance, norm)
+
+
+def _find_norm(x: Tensor) -> float:
+    """Give the norm, also where the squares leave the range of float64."""
+    norm = float(x.norm())
+    if 1e-150 < norm < math.inf:
+        return norm
+    size = float(x.abs().max())
+    return size * float((x / size).norm()) if 0 < size < math.inf else size
 
 
 def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor | None, Tensor | None]]:
@@ -235,11 +244,13 @@ def describe_error(x: Tensor, y: Tensor) -> ErrorDetail:
     at = int(apart.abs().argmax())
     place = tuple(int(one) for one in np.unravel_index(at, shape)) if shape else ()
     clean_a, clean_b = (torch.where(torch.isfinite(one), one, 0.0) for one in (a, b))
-    sizes = float(clean_a.norm()) * float(clean_b.norm())
+    sizes = _find_norm(clean_a), _find_norm(clean_b)
     ulps = _count_ulps(a, apart, coarser)
     return ErrorDetail(
         r=relative_error(x, y),
-        cosine=float(clean_a @ clean_b) / sizes if sizes else float(bool((alike).all())),
+        cosine=float((clean_a / sizes[0]) @ (clean_b / sizes[1]))
+        if all(sizes)
+        else float(sizes[0] == sizes[1]),
         largest=float(apart[at].abs()),
         where=place,
         values=(float(a[at]), float(b[at])),

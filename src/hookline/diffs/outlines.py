@@ -48,6 +48,7 @@ class Outline:
             self._place(site)
         for path, facts in trace.facts.modules.items():
             self.types.setdefault(path, facts.type)
+        self._parents = {path.rpartition(".")[0] for path in self.types if path}
 
     def origin(self, site: int) -> int:
         """Give the site that first showed the value of this one."""
@@ -69,6 +70,10 @@ class Outline:
         """Give the parameters of a module itself by name."""
         found = self.slots.get(path, {})
         return {slot.name: site for slot, site in found.items() if slot.kind == "parameter"}
+
+    def has_children(self, path: str) -> bool:
+        """Tell whether a module has modules in it."""
+        return path in self._parents
 
     def iterate_below(self, path: str) -> Iterator[str]:
         """Go through a module and everything below it."""

@@ -16,32 +16,38 @@ from hookline.diffs.traces import Measurements
 _AGREES = 1e-3
 
 
-def pair_slots(
-    pairs: SitePairs,
-    modules: ModulePairs,
-    weights: tuple[Fingerprints, Fingerprints] | None,
-    mapped: Mapping[int, int],
-) -> None:
+def pair_slots(pairs: SitePairs, modules: ModulePairs, mapped: Mapping[int, int]) -> None:
     """Match what the map names, then parameters and buffers of one name in paired modules."""
     for site, other in mapped.items():
         pairs.add_one(site, other, "map")
-    a, b = pairs.a, pairs.b
     for path, other_path in modules.forward.items():
-        rule, others = modules.rules[path], b.slots.get(other_path, {})
-        for slot, site in a.slots.get(path, {}).items():
+        others = pairs.b.slots.get(other_path, {})
+        for slot, site in pairs.a.slots.get(path, {}).items():
             if site not in pairs.by_a and slot in others and others[slot] not in pairs.by_b:
-                pairs.add_one(site, others[slot], rule)
-        if weights is not None:
-            left_a = [site for site in a.slots.get(path, {}).values() if site not in pairs.by_a]
-            left_b = [site for site in others.values() if site not in pairs.by_b]
-            _pair_same_numbers(pairs, weights, left_a, left_b)
+                pairs.add_one(site, others[slot], modules.rules[path])
 
 
-def pair_leftover_slots(pairs: SitePairs, weights: tuple[Fingerprints, Fingerprints]) -> None:
-    """Match parameters and buffers of any name that hold the same numbers, if only one does."""
+def list_left_slots(pairs: SitePairs) -> tuple[list[int], list[int]]:
+    """List the parameters and buffers without a counterpart."""
     left_a = [site for site in _list_slots(pairs.a) if site not in pairs.by_a]
     left_b = [site for site in _list_slots(pairs.b) if site not in pairs.by_b]
-    _pair_same_numbers(pairs, weights, left_a, left_b)
+    return left_a, left_b
+
+
+def pair_leftover_slots(
+    pairs: SitePairs, modules: ModulePairs, weights: tuple[Fingerprints, Fingerprints]
+) -> None:
+    """Match parameters and buffers of other names.
+
+    In paired modules those of the same numbers, then those of a shape in their order; elsewhere
+    those of the same numbers, if only one has them.
+    """
+    for path, other in modules.forward.items():
+        for pair in (_pair_same_numbers, _pair_same_shapes):
+            ours = [site for site in pairs.a.slots.get(path, {}).values() if site not in pairs.by_a]
+            slots = pairs.b.slots.get(other, {})
+            pair(pairs, weights, ours, [one for one in slots.values() if one not in pairs.by_b])
+    _pair_same_numbers(pairs, weights, *list_left_slots(pairs))
 
 
 def turn(pairs: SitePairs, measured: tuple[Measurements, Measurements] | None) -> None:
@@ -83,6 +89,35 @@ def _pair_same_numbers(
         )
         if is_fitting and is_of_one_kind:
             pairs.add_one(site.id, other.id, "order")
+
+
+def _pair_same_shapes(
+    pairs: SitePairs,
+    weights: tuple[Fingerprints, Fingerprints],
+    left_a: list[int],
+    left_b: list[int],
+) -> None:
+    """Match those of a kind and shape in order, where both sides have as many."""
+    ours, theirs = _sort_by_shape(pairs.a, left_a), _sort_by_shape(pairs.b, left_b)
+    for key, sites in ours.items():
+        others = theirs.get(key, [])
+        if len(sites) != len(others):
+            continue
+        # Constant ones that are equal go together: a scale of ones, a shift of zeros.
+        same = weights[0].compare(sites, weights[1], others, with_constant=True)
+        if (same.sum(0) == 1).all() and (same.sum(1) == 1).all():
+            others = [others[place] for place in same.argmax(1)]
+        for site, other in zip(sites, others, strict=True):
+            pairs.add_one(site, other, "order")
+
+
+def _sort_by_shape(outline: Outline, sites: list[int]) -> dict[tuple[object, ...], list[int]]:
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number in sites:
+        site = outline.sites[number]
+        key = (site.kind, bool(site.more.get("after", False)), tuple(sorted(site.shape)))
+        found.setdefault(key, []).append(number)
+    return found
 
 
 def _is_turned(measured: tuple[Measurements, Measurements], a: int, b: int) -> bool:

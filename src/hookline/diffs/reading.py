@@ -15,6 +15,7 @@ import numpy as np
 
 from hookline._errors import AddressError, NotComparable, NotRecorded
 from hookline.addresses import parse
+from hookline.diffs.rank_merging import MergedTrace
 from hookline.diffs.traces import (
     KINDS,
     Measurements,
@@ -148,7 +149,8 @@ class RunTrace(Trace):
             from safetensors import SafetensorError, safe_open
 
             try:
-                file = safe_open(str(dump.path), framework="pt").__enter__()
+                # Never closed by hand: it is let go of with the trace, or for another step.
+                file: Any = safe_open(str(dump.path), framework="pt")
                 self._file = step, file, frozenset(file.keys())
             except (SafetensorError, OSError) as error:
                 self.notes.append(f"`{dump.path.name}` cannot be read: {error}")
@@ -164,17 +166,13 @@ def open_trace(path: str | os.PathLike[str] | Run, *, rank: int | None = None) -
     if rank is not None and rank not in readers:
         there = ", ".join(map(str, readers)) or "none"
         raise NotComparable(f"`{run.path}` has no rank {rank}; there are {there}.")
-    traces = [
-        RunTrace(run, reader) for number, reader in readers.items() if rank in (None, number)
-    ]
+    traces = [RunTrace(run, reader) for number, reader in readers.items() if rank in (None, number)]
     for trace in traces:
         _refuse_empty(run, trace)
     if not traces:
         raise NotComparable(f"`{run.path}` is empty: no rank has written anything.")
     if len(traces) == 1:
         return traces[0]
-    from hookline.diffs.rank_merging import MergedTrace
-
     return MergedTrace(traces)
 
 
@@ -248,9 +246,7 @@ def _renumber(place: int | None, number_of: Mapping[int, int]) -> int | None:
     return None if place is None else number_of.get(place)
 
 
-def _guess(
-    site: SiteFacts, by_address: Mapping[str, int], modules: set[str]
-) -> dict[str, Any]:
+def _guess(site: SiteFacts, by_address: Mapping[str, int], modules: set[str]) -> dict[str, Any]:
     """Guess from its address what a site of a watch is."""
     if site.kind in ("value", "gradient"):
         try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from hookline.diffs.fingerprints import Fingerprints
+from hookline.diffs.kinds import describe_parameters, find_family
 from hookline.diffs.naming import ModulePairs
-from hookline.diffs.outlines import Outline
 from hookline.diffs.partners import Shape, is_same_order
 from hookline.diffs.traces import Measurements
 from hookline.stats.rows import M2, derive
@@ -38,36 +38,6 @@ _FAR = 0.3
 """The relative error from which on two values are no more alike than any two."""
 _NEAR = 1e-2
 """The relative error up to which two values are one, whatever else differs."""
-
-# The first that is in the lower-case name of a class names its family.
-_FAMILIES = {
-    "dropout": "dropout",
-    "norm": "norm",
-    "embed": "embedding",
-    "attention": "attention",
-    "attn": "attention",
-    "gelu": "activation",
-    "relu": "activation",
-    "silu": "activation",
-    "swish": "activation",
-    "sigmoid": "activation",
-    "tanh": "activation",
-    "activation": "activation",
-    "mlp": "feed forward",
-    "feedforward": "feed forward",
-    "ffn": "feed forward",
-    "conv1d": "linear",
-    "conv": "convolution",
-    "linear": "linear",
-    "dense": "linear",
-    "pool": "pooling",
-    "softmax": "softmax",
-    "lstm": "recurrent",
-    "gru": "recurrent",
-    "rnn": "recurrent",
-    "block": "block",
-    "layer": "block",
-}
 
 
 class Side:
@@ -120,16 +90,7 @@ class Scorer:
             np.asarray(self._weights.any(axis=0)),
         )
         self._shapes = _compare_shapes(a.shapes, b.shapes)
-        self._can_be_one = np.array(
-            [
-                [
-                    modules.forward.get(x, y) == y and modules.backward.get(y, x) == x
-                    for y in b.modules
-                ]
-                for x in a.modules
-            ],
-            dtype=bool,
-        )
+        self._can_be_one = _find_possible(a.modules, b.modules, modules)
 
     def score(self, rows: slice, *, only_strong: bool = False) -> Scores:
         """Score some values of A against all of B, [n, m]; 0 where two must not be matched."""
@@ -186,18 +147,6 @@ class Scorer:
         return np.where(norms > 0, errors, np.inf)
 
 
-def find_family(kind: str) -> str:
-    """Give the family of a class by its name; empty where it is of none."""
-    lower = kind.lower()
-    return next((family for part, family in _FAMILIES.items() if part in lower), "")
-
-
-def describe_parameters(outline: Outline, path: str) -> object:
-    """Give the shapes of a module's own parameters, whichever way they lie; empty without any."""
-    sites = outline.parameters(path).values()
-    return tuple(sorted(tuple(sorted(outline.sites[site].shape)) for site in sites)) or ""
-
-
 def _find_dtype_family(dtype: str) -> str:
     families = ("float", "complex", "bool")
     return next((family for family in families if family in dtype), "integer")
@@ -217,6 +166,18 @@ def _encode(facts: Iterable[dict[str, object]], codes: dict[object, int]) -> dic
             code = -1 if one == "" else codes.setdefault((name, one), len(codes))
             found.setdefault(name, []).append(code)
     return {name: np.array(numbers, dtype=np.intp) for name, numbers in found.items()}
+
+
+def _find_possible(ours: Sequence[str], theirs: Sequence[str], modules: ModulePairs) -> Truths:
+    """Tell which modules can be one: both without a counterpart, or each other's."""
+    is_free_a = np.array([path not in modules.forward for path in ours], dtype=bool)
+    is_free_b = np.array([path not in modules.backward for path in theirs], dtype=bool)
+    found: Truths = is_free_a[:, None] & is_free_b[None]
+    places = {path: place for place, path in enumerate(theirs)}
+    for i, path in enumerate(ours):
+        if (other := modules.forward.get(path)) in places:
+            found[i, places[other]] = True
+    return found
 
 
 def _compare_shapes(ours: Sequence[Shape], theirs: Sequence[Shape]) -> Scores:

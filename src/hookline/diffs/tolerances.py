@@ -41,6 +41,9 @@ LEAST_UNITS = 10.0
 TELLING_UNITS = 20.0
 """With another sign of a difference, such as another setting, this many units are enough."""
 
+TELLING_FLOORS = 3.0
+"""And, where the floor was measured, this many times that: it is far above what rounding does."""
+
 USUAL_UNITS = 4.0
 """What rounding alone usually leaves at one site; what a gain is measured against."""
 

@@ -163,6 +163,13 @@ class Trace(ABC):
         """Give the whole tensor of a site, on the CPU, if it was kept; read when asked for."""
         return None
 
+    def known_gap(self, site: int, other: Trace, other_site: int) -> tuple[float, float] | None:
+        """Give how far a site is from one of another trace, where that was measured as it flowed.
+
+        The norm of the difference, and that of the other.
+        """
+        return None
+
     def has_tensors(self, step: int) -> bool:
         """Tell whether tensors of a step may be there; where not, none is asked for."""
         return True

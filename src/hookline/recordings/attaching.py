@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.addresses import Selector
+from hookline.addresses import Selector, resolve
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Visit
 from hookline.recordings.calls import INPUTS, write_call
@@ -117,9 +117,14 @@ class TraceAttachment(Attachment):
 
     def _listen(self, session: Session, sites: Selector, prefix: str) -> Iterable[WatchListener]:
         assert session.tree is not None
+        wanted = None
+        if sites != "**":
+            chosen = resolve(session.tree, sites, default_port="output")
+            wanted = {id(site.module) for site in chosen}
         left_out = listen_everywhere(
             session,
             self.course,
+            wanted=wanted,
             kind=RecordListener,
             prefix=prefix,
             gradients=self._options.gradients,

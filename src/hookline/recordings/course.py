@@ -50,12 +50,14 @@ class Sink(Protocol):
 class Post:
     """One module, as a course knows it from step to step."""
 
-    __slots__ = ("_source", "ids", "module", "path", "type")
+    __slots__ = ("_source", "ids", "is_wanted", "module", "path", "type")
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path = path
         self.module = module
         self.type = type(module).__name__
+        self.is_wanted = True
+        """Whether its values are taken; where not, it is only known to run."""
         self.ids: dict[tuple[str, Path, int], int] = {}
         """The sites of its values, by port, leaf and visit."""
         self._source: str | None = None

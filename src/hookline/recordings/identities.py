@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from hookline._torch import hold_storage
+from hookline._torch import storage_number
 
 
 class Identities:
@@ -41,13 +41,22 @@ class Identities:
 
     def _key(self, tensor: Tensor) -> Hashable | None:
         """Tell one tensor from another; None where that cannot be told."""
-        if tensor.is_inference():  # it has no version: whether it was changed is not known
-            return None
-        inner = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank has
+        inner = tensor
+        if type(tensor) is not Tensor:  # of a DTensor, what this rank has
+            inner = getattr(tensor, "_local_tensor", tensor)
         try:
-            number, held = hold_storage(inner)
-            self._held.setdefault(number, held)
-            place = inner.storage_offset(), inner.shape, inner.stride(), inner.dtype
-        except (RuntimeError, NotImplementedError):  # one without memory of its own: sparse
+            return (
+                storage_number(inner, self._held),
+                inner.storage_offset(),
+                inner.shape,
+                inner.stride(),
+                inner.dtype,
+                inner.is_neg(),
+                inner.is_conj(),
+                tensor.shape,
+                tensor._version,
+            )
+        except (RuntimeError, NotImplementedError):
+            # One without memory of its own, as a sparse one is, or without a version, as all are
+            # in inference mode: whether it was changed is not known.
             return None
-        return number, *place, tensor.shape, tensor._version, inner.is_neg(), inner.is_conj()

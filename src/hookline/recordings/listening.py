@@ -59,6 +59,10 @@ class TraceListener(Listener):
         try:
             if not self.hears(visit):
                 return args, kwargs
+            if self._is_plain(visit, args, kwargs):
+                passage = self.course.enter(self.post, visit)
+                self._take_one(passage, self.station.argument_path(args), args[0], None)
+                return args, kwargs
             bound = bind(module, args, kwargs)
             if visit.is_recompute:
                 self._repeat(visit, bound, None)
@@ -71,6 +75,16 @@ class TraceListener(Listener):
         except Exception as error:
             self._fail(error)
         return args, kwargs
+
+    def _is_plain(self, visit: Visit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a call has one tensor and nothing else to be thought of: the short way."""
+        return (
+            len(args) == 1
+            and not kwargs
+            and isinstance(args[0], Tensor)
+            and not visit.is_recompute
+            and (self.change is None or not self.station.is_root)
+        )
 
     def on_output(
         self,
@@ -125,12 +139,20 @@ class TraceListener(Listener):
                 self._fail(error)
 
     def _take(self, passage: Passage, tree: Any, module: nn.Module | None) -> None:
-        course = self.course
-        wants = self.has_gradients and torch.is_grad_enabled()
-        for leaf, tensor in _trees.leaves(tree):
-            number, is_heard = course.value(passage, self.port, leaf, tensor)
-            if wants and tensor.requires_grad and not is_heard:
-                self._hear(number, tensor, module)
+        if type(tree) is Tensor:
+            self._take_one(passage, (), tree, module)
+        else:
+            for leaf, tensor in _trees.leaves(tree):
+                self._take_one(passage, leaf, tensor, module)
+
+    def _take_one(
+        self, passage: Passage, leaf: Path, tensor: Tensor, module: nn.Module | None
+    ) -> None:
+        if not self.post.is_wanted:
+            return
+        number, is_heard = self.course.value(passage, self.port, leaf, tensor)
+        if self.has_gradients and not is_heard and tensor.requires_grad and torch.is_grad_enabled():
+            self._hear(number, tensor, module)
 
     def _hear(self, number: int, tensor: Tensor, module: nn.Module | None) -> None:
         if hear(self, number, tensor, module):

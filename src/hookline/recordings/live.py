@@ -113,12 +113,13 @@ class LiveSink:
             self._note(f"`{self.sites[site].address}` is not measured: {error}")
             return
         if self._keeps:
-            self._keep(site, tensor)
+            self.keep(site, tensor)
 
     def share(self, site: int, first: int, tensor: Tensor) -> None:
         """Do nothing: the numbers of the first are those of the other."""
 
-    def _keep(self, site: int, tensor: Tensor) -> None:
+    def keep(self, site: int, tensor: Tensor) -> None:
+        """Copy a value that was measured, if there is room."""
         size = tensor.numel() * tensor.element_size()
         if size > self._room:
             self._note("not all tensors were kept: there was no room for the larger ones")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookline._errors import RunExists
+from hookline._errors import RunExists, UnsupportedModel
+from hookline.addresses import Selector
 from hookline.recordings.attaching import TraceAttachment
 from hookline.recordings.calls import INPUTS, read_arguments, write_call
 from hookline.recordings.floors import calibrate_floors
@@ -43,6 +44,7 @@ def record(
     calibrate: bool = True,
     steps: int | None = None,
     every: int = 1,
+    sites: Selector = "**",
     seed: int = 0,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     with_inference: bool = False,
@@ -63,11 +65,13 @@ def record(
     all, or those of the modules and parameters that patterns name.
 
     Without `inputs` the steps of a training are recorded until the recording is closed, or the
-    first `steps` of them, one in `every`; the training goes on bit for bit as without. With
-    `inputs` (a tuple of arguments, a dict of named ones, or a tensor) one step is run here: a call,
-    with `loss` the backward pass, with `optimizer`, a function that makes one of parameters, its
-    step. The model is left as it was, and `calibrate` measures how far rounding alone moves each
-    value.
+    first `steps` of them, one in `every`, at the modules that `sites` names; the training goes on
+    bit for bit as without.
+
+    With `inputs` (a tuple of arguments, a dict of named ones, or a tensor) one step is run here: a
+    call, with `loss` the backward pass, with `optimizer`, a function that makes one of parameters,
+    its step. Random numbers follow from `seed`, the model is left as it was, and `calibrate`
+    measures how far rounding alone moves each value.
 
     A folder that holds a run is refused, unless it is `overwrite` or `resume`.
     """
@@ -81,7 +85,12 @@ def record(
                 f"`{given}` is for a step that is run here, which needs inputs: "
                 f"`hl.record(model, path, (x,), {given}=...)`"
             )
-        options = _make_options(
+        watch = open_recording(
+            model,
+            folder,
+            tensors=tensors,
+            steps=steps,
+            sites=sites,
             gradients=gradients,
             parameters="**" if parameters else None,
             every=every,
@@ -91,8 +100,6 @@ def record(
             progress=progress,
             strict=strict,
         )
-        watch = RecordingWatch(name_models(model), folder, options)
-        watch.choose(tensors=tensors, steps=steps, facts={"parameters": parameters})
         return Recording(folder, watch=watch)
     if not isinstance(model, nn.Module):
         raise TypeError("one step is run of one model; give an `nn.Module`")
@@ -182,9 +189,7 @@ class RecordingWatch(Watch):
     _listens_by = TraceAttachment
     _weighs_by = TraceWeights
 
-    def choose(
-        self, *, tensors: Wanted, steps: int | None, facts: Mapping[str, Any] | None = None
-    ) -> None:
+    def choose(self, *, tensors: Wanted, steps: int | None) -> None:
         """Say what is kept whole, and how many steps are recorded; before the first of them."""
         attachment = self._attachment
         assert isinstance(attachment, TraceAttachment)
@@ -200,31 +205,67 @@ class RecordingWatch(Watch):
             "recording",
             {
                 "gradients": self._options.gradients,
-                "updates": True,
+                "parameters": self._options.parameters is not None,
+                "updates": self._options.parameters is not None,
                 "tensors": written,
                 "calibrated": False,
                 "parts": False,
-                **(facts or {}),
             },
         )
 
 
-def _make_options(**given: Any) -> Options:
-    return Options(
-        sites="**",
-        updates=True,
-        sketch_every=1,
-        counts_every=0,
-        moments_every=0,
-        units_every=0,
-        budget=None,
-        first_step=None,
-        keep=1,
-        to=(),
-        rules=False,
-        replay=False,
-        **given,
-    )
+def open_recording(
+    models: Models,
+    folder: Path | None,
+    *,
+    tensors: Wanted = False,
+    steps: int | None = None,
+    sites: Selector | None = "**",
+    parameters: str | None = "**",
+    **given: Any,
+) -> RecordingWatch:
+    """Begin to record a training; of models that hooks cannot reach, the parameters alone."""
+    _check_steps(steps)
+    choices: dict[str, Any] = {"gradients": True, "every": 1, "optimizers": None, **given}
+    names = name_models(models)
+
+    def make(sites: Selector | None) -> RecordingWatch:
+        options = Options(
+            sites=sites,
+            parameters=parameters,
+            **{"with_inference": False, "resume": False, "progress": False, **choices},
+            **_FIXED,
+        )
+        return RecordingWatch(names, folder, options)
+
+    try:
+        watch = make(sites)
+    except UnsupportedModel as error:
+        watch = make(None)
+        watch.add_note(f"only parameters, their gradients and updates are recorded: {error}")
+    watch.choose(tensors=tensors, steps=steps)
+    return watch
+
+
+_FIXED: dict[str, Any] = {
+    "updates": True,
+    "sketch_every": 1,
+    "counts_every": 0,
+    "moments_every": 0,
+    "units_every": 0,
+    "budget": None,
+    "first_step": None,
+    "keep": 1,
+    "to": (),
+    "rules": False,
+    "replay": False,
+}
+"""What a recording does not leave open of a watch."""
+
+
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"steps={steps!r}: give how many steps are recorded, from 1")
 
 
 def _clear(folder: Path) -> None:

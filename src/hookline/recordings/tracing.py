@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,9 +41,13 @@ def listen_everywhere(
     kind: type[TraceListener] = TraceListener,
     prefix: str = "",
     taps: bool = False,
+    wanted: Container[int] | None = None,
     **options: Any,
 ) -> dict[str, str]:
-    """Have a course told of every module that can be called; give those left out, and why."""
+    """Have a course told of every module that can be called; give those left out, and why.
+
+    `wanted` are the ids of the modules whose values are taken; None: of all.
+    """
     assert session.tree is not None
     left_out: dict[str, str] = {}
     for entry in session.tree.entries:
@@ -61,6 +65,7 @@ def listen_everywhere(
                 left_out[path] = str(error)
                 continue
             post = Post(prefix + path if path else prefix.rstrip("."), module)
+            post.is_wanted = wanted is None or id(module) in wanted
             for port in ("input", "output"):
                 has_tap = taps and port == "input"
                 session.listen(kind(session, station, port, post, course, taps=has_tap, **options))

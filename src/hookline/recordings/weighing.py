@@ -27,7 +27,11 @@ class TraceWeights(Weights):
     keep: Callable[[int, Tensor], None] | None = None
     """What takes whole tensors, by the number of their site."""
 
-    _versions: tuple[int, ...] = ()
+    _versions: tuple[int, ...] | None = None
+    """The versions of all weights when backward was over; None: it was not run."""
+
+    _rest: dict[int, int] | None = None
+    """The versions of those that no optimizer steps, as they were measured."""
 
     def note_backward(self, *, is_last: bool) -> None:
         if is_last:
@@ -36,22 +40,33 @@ class TraceWeights(Weights):
             self._versions = self._read_versions()
 
     def end_step(self) -> None:
-        if self._versions and self._versions == self._read_versions():
+        versions, self._versions = self._versions, None
+        if self._measured or versions == self._read_versions():
             self._measure_rest()
-        elif self._versions and not self._measured:
+        elif versions:
             self._recorder.unmeasured.setdefault("parameters", _STEPPED)
-        self._versions = ()
 
     def _read_versions(self) -> tuple[int, ...]:
-        if not self._all:
+        return tuple([one.parameter._version for one in self._find_all().values()])
+
+    def _find_all(self) -> dict[int, Weight]:
+        if self._rest is None:
+            self._rest = {}
             self._walk()
-        return tuple([one.parameter._version for one in self._all.values()])
+        return self._all
 
     def _measure_rest(self) -> None:
-        """Measure the weights that no optimizer has stepped."""
+        """Measure the weights that no optimizer has stepped, if something about them is new."""
         try:
-            self._walk()
-            left = [one for key, one in self._all.items() if key not in self._measured]
+            everything = self._find_all()
+            assert self._rest is not None
+            left = []
+            for key, one in everything.items():
+                version = -1 if one.parameter.is_inference() else one.parameter._version
+                has_grad = one.parameter.grad is not None
+                if key not in self._measured and (has_grad or self._rest.get(key) != version):
+                    self._rest[key] = version
+                    left.append(one)
             self._measured.update(id(one.parameter) for one in left)
             with torch.no_grad():
                 self._measure_all([(one, "", one.parameter.detach()) for one in left])

@@ -8,6 +8,8 @@
     discovering.py  which of them are of models that are trained
     owners.py       whose a module is, and what it is called
     watching.py     the watch of what was found
+    recording.py    a script that is recorded, from its first line to the last
+    tracing.py      the recording of what was found
     losses.py       the script's own operations between a model and its backward
     choosing.py     rules by name
     folders.py      where a run goes

@@ -47,6 +47,12 @@ class RunOptions:
     steps: int | None = None
     """After how many steps the script is stopped; None for never."""
 
+    recorded: int | None = None
+    """How many steps are recorded, where the script is run for that; None for all."""
+
+    tensors: tuple[str, ...] = ()
+    """The patterns of the modules and parameters whose whole tensors are recorded."""
+
     fail_on: str = "error"
     """The severity from which a finding makes the exit code 1: error, warning or never."""
 

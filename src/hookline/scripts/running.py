@@ -138,15 +138,18 @@ class ScriptRun:
     def _arrive(self) -> None:
         """Begin to look for models, now that there is torch."""
         try:
-            from hookline.scripts.watching import ScriptWatch
-
-            self._watched = ScriptWatch(self.options, is_speaking=self._rank == 0)
+            self._watched = self._make_watch()
             self._watched.start()
         except Exception as error:
             self._watched = None
             if self.options.is_strict:
                 raise
             say(f"hookline: nothing is watched, and the script goes on: {error!r}")
+
+    def _make_watch(self) -> ScriptWatch:
+        from hookline.scripts.watching import ScriptWatch
+
+        return ScriptWatch(self.options, is_speaking=self._rank == 0)
 
     @property
     def _has_failed(self) -> bool:

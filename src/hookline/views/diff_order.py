@@ -76,9 +76,14 @@ def order_rows(difference: Difference) -> list[Row]:
         if pair.match is not None:
             after.append((max(pair.match.b), key))
     after.sort()
-    for row, own in _list_alone(difference.alone_a, traces[0] if traces else None, is_a=True):
+    # What is missing on one side has a row as a pair already.
+    listed = {name_visit(one.site, one.visit) for one in difference.pairs}
+    alone_a = [one for one in difference.alone_a if one not in listed]
+    listed = {name_visit(one.site_b, one.visit) for one in difference.pairs}
+    alone_b = [one for one in difference.alone_b if one not in listed]
+    for row, own in _list_alone(alone_a, traces[0] if traces else None, is_a=True):
         placed.append(((float("inf") if own is None else own, 1.0, 0.0), row))
-    for row, own in _list_alone(difference.alone_b, traces[1] if traces else None, is_a=False):
+    for row, own in _list_alone(alone_b, traces[1] if traces else None, is_a=False):
         # It comes after what the second side met before it.
         key = float("inf") if own is None else _last_before(after, own)
         placed.append(((key, 2.0, float(own or 0)), row))

@@ -253,7 +253,7 @@ def _choose_detailed(difference: Difference, rows: Sequence[Row]) -> list[int]:
     pairs = {
         at: row.pair
         for at, row in enumerate(rows)
-        if row.pair is not None and row.pair.measured == "tensor"
+        if row.pair is not None and row.pair.measured == "tensor" and row.pair.r
     }
     first = next((at for at, pair in pairs.items() if is_first(difference, pair)), None)
     order = sorted(pairs, key=lambda at: -(pairs[at].r or 0.0) / (pairs[at].limit or 1.0))

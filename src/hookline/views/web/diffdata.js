@@ -63,7 +63,9 @@ function readRow(given) {
   row.r = readNumber(given.r);
   row.limit = readNumber(given.limit);
   row.floor = readNumber(given.floor);
-  row.far = compareToLimit(row.r, row.limit);
+  // Two values may be equal and still differ: in whether a gradient is wanted of them, say.
+  row.isOther = Boolean(given.word) && row.r === 0;
+  row.far = row.isOther ? Infinity : compareToLimit(row.r, row.limit);
   row.isOver = ["introduces", "inherits", "missing", "alone"].includes(row.verdict);
   row.text = [row.a?.address, row.b?.address, row.a?.type, row.verdict].join(" ").toLowerCase();
   return row;

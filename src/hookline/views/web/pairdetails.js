@@ -38,7 +38,7 @@ export class PairDetails {
     parts.push(this.makeSides(row));
     const detail = row.detail;
     if (detail) parts.push(...this.makeDetail(row, detail));
-    else if (row.a && row.b) parts.push(make("p", { class: "quiet pair-hint", text: adviseDetail(row) }));
+    else if (row.a && row.b && row.r !== 0) parts.push(make("p", { class: "quiet pair-hint", text: adviseDetail(row) }));
     this.element.replaceChildren(...parts.filter(Boolean));
     for (const chart of this.charts) chart.draw();
   }
@@ -110,7 +110,7 @@ export class PairDetails {
     if (detail.mean !== undefined) add("Mean error", `${showNumber(detail.mean)} (B − A)`);
     if (detail.cosine !== undefined) add("Cosine", describeCosine(readNumber(detail.cosine)));
     if (detail.ulp) add("ULP apart", `${showNumber(detail.ulp[0])} in the middle, ${showNumber(detail.ulp[1])} at 99 %`);
-    if (detail.close !== undefined) add("Close", `${formatShare(detail.close)} of the elements are within a thousandth`);
+    if (detail.close !== undefined) add("Close", `${describeShare(detail.close)} of the elements are within a thousandth`);
     const parts = [make("dl", { class: "pair-measures" }, ...lines)];
     for (const profile of (detail.profiles ?? []).slice(0, MOST_CHARTS)) parts.push(...this.makeProfile(row, profile));
     return parts;
@@ -170,7 +170,7 @@ function describeCosine(value) {
   return away < 1e-3 ? `1 − ${formatNumber(away)}` : formatNumber(value);
 }
 
-function formatShare(share) {
+function describeShare(share) {
   const percent = readNumber(share) * 100;
   return `${percent > 99.9 && percent < 100 ? "> 99.9" : formatNumber(percent)} %`;
 }

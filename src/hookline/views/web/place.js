@@ -88,7 +88,7 @@ export function listHeadFacts({ head, counts, titles }) {
   };
   if (head.direction) found.push(["Found in", head.direction]);
   if (head.step !== null && head.step !== undefined) found.push(["Step", String(head.step)]);
-  number("Introduced", head.introduced);
+  if (head.introduced !== 0) number("Introduced", head.introduced);
   number(head.introduced === null ? "Agree to" : "Agree before to", head.agree_to);
   number("Limit", head.limit);
   number("Floor", head.floor);

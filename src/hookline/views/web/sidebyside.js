@@ -235,7 +235,7 @@ export class SideBySide {
         make("span", { text: end(distances[159]) }),
       ),
       swatch(this.palette.names.zero, "exactly the same"),
-      swatch(this.palette.names.bad, "no finite r"),
+      swatch(this.palette.names.bad, "not comparable by r"),
     );
   }
 
@@ -308,7 +308,8 @@ export class SideBySide {
   }
 }
 
-export function describeR({ r, verdict }) {
+export function describeR({ r, verdict, isOther }) {
+  if (isOther) return "≠";
   if (Number.isNaN(r)) return verdict === "alone" ? "" : "–";
   return r === 0 ? "0" : formatNumber(r);
 }

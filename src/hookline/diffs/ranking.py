@@ -1,0 +1,45 @@
+"""Compare two run folders: rank by rank where both have as many, else all ranks put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from hookline.diffs.comparing import compare
+from hookline.diffs.difference import Difference
+from hookline.diffs.reading import list_ranks, open_trace
+from hookline.runs import Run, open_run
+
+
+def compare_runs(
+    a: str | os.PathLike[str] | Run, b: str | os.PathLike[str] | Run, **options: Any
+) -> Difference:
+    """Find the first place where two run folders differ; the options are those of `compare`."""
+    runs = [one if isinstance(one, Run) else open_run(one) for one in (a, b)]
+    ranks = [list_ranks(run) for run in runs]
+    if len(ranks[0]) < 2 or ranks[0] != ranks[1]:
+        return compare(open_trace(runs[0]), open_trace(runs[1]), **options)
+    found: list[tuple[int, Difference]] = []
+    for rank in ranks[0]:
+        one = compare(open_trace(runs[0], rank=rank), open_trace(runs[1], rank=rank), **options)
+        found.append((rank, one))
+    differing = [one for one in found if not one[1].same]
+    if not differing:
+        largest = max(found, key=lambda one: one[1].agree_to)[1]
+        return _note(largest, f"{len(found)} ranks were compared, each with its counterpart")
+    rank, first = min(differing, key=lambda one: _find_moment(one[1]))
+    others = [number for number, _ in differing if number != rank]
+    told = f"; so do ranks {', '.join(map(str, others[:8]))}" if others else ", and no other does"
+    return _note(first, f"rank {rank} differs first{told}")
+
+
+def _find_moment(difference: Difference) -> tuple[int, int]:
+    """Give when a difference shows: the step, and the place in it."""
+    verdicts = [pair.verdict for pair in difference.pairs]
+    place = verdicts.index("introduces") if "introduces" in verdicts else len(verdicts)
+    return difference.step or 0, place
+
+
+def _note(difference: Difference, text: str) -> Difference:
+    return dataclasses.replace(difference, notes=(text, *difference.notes))
