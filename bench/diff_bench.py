@@ -9,12 +9,13 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from diff_cases import BENIGN, BUGS, WAYS, Case, Outcome, Side, make_other, make_reference
+from diff_cases import BENIGN, BUGS, WAYS, Case, Outcome, Side, make_other, make_reference, set_seed
 
 import hookline as hl
 
@@ -109,23 +110,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="*", help="which cases to run; all if none is named")
     parser.add_argument("--way", choices=WAYS, action="append", help="how to compare; all if none")
+    parser.add_argument("--seeds", type=int, default=1, help="run all with so many seeds, from 0")
     parser.add_argument("--write", action="store_true", help="write the tables to DIFF.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder:
-        recordings = Recordings(Path(folder))
-        for name in options.name or CASES:
-            for way in options.way or WAYS:
-                outcomes.append(_try(CASES[name], way, recordings))
-                print(_say(outcomes[-1]), flush=True)
-    print(f"{sum(one.is_right for one in outcomes)} of {len(outcomes)} right")
+    chosen = [CASES[name] for name in options.name or CASES]
+    by_seed = [_run_seed(seed, chosen, options.way or WAYS) for seed in range(options.seeds)]
     if options.write:
         from diff_page import write_page
 
-        write_page(outcomes)
-    sys.exit(not all(one.is_right for one in outcomes))
+        set_seed(0)
+        write_page(*by_seed)
+    sys.exit(not all(one.is_right for outcomes in by_seed for one in outcomes))
+
+
+def _run_seed(seed: int, cases: Sequence[Case], ways: Sequence[str]) -> list[Outcome]:
+    """Run some cases with the weights and batches of one seed."""
+    set_seed(seed)
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder:
+        recordings = Recordings(Path(folder))
+        for case in cases:
+            for way in ways:
+                outcomes.append(_try(case, way, recordings))
+                print(_say(outcomes[-1]), flush=True)
+    print(f"seed {seed}: {sum(one.is_right for one in outcomes)} of {len(outcomes)} right")
+    return outcomes
 
 
 def _try(case: Case, way: str, recordings: Recordings) -> Outcome:

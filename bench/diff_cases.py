@@ -115,11 +115,21 @@ def example(make: Callable[[], Side]) -> Callable[[], Side]:
     return make
 
 
+_seed = 0
+
+
+def set_seed(seed: int) -> None:
+    """Choose the weights and batches of the models that are made from now on."""
+    global _seed
+    _seed = seed
+    make_reference.cache_clear()
+
+
 @cache
 def make_reference(name: str) -> Side:
-    """Make the model of an example, the same each time, with weights that are not trivial."""
+    """Make the model of an example, the same each time until another seed is set."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(_seed)
         return EXAMPLES[name]()
 
 
@@ -127,7 +137,7 @@ def make_other(case: Case) -> Side:
     """Make the changed side of a case: what the change does not give is the reference's."""
     reference = make_reference(case.example)
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.manual_seed(_seed + 1)
         changed = case.change(copy.deepcopy(reference.model))
     if changed is None:
         raise TypeError(f"the change `{case.name}` has to give a model or a Side")

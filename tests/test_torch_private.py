@@ -379,3 +379,15 @@ def test_scale_of_a_scaler_is_a_tensor() -> None:
     assert scale is not None
     assert scale.item() == 8
     assert _torch.gradient_scale(torch.amp.GradScaler("cpu", enabled=False)) is None
+
+
+def test_storage_number_is_shared_by_aliases_and_not_given_again() -> None:
+    held: dict[int, object] = {}
+    x = torch.zeros(100)
+    number = _torch.storage_number(x, held)
+    assert _torch.storage_number(x.detach()[3:], held) == number
+    others = {_torch.storage_number(torch.zeros(100), held) for _ in range(50)}
+    del x
+    others |= {_torch.storage_number(torch.zeros(100), held) for _ in range(50)}
+    assert number not in others
+    assert len(others) == 100

@@ -11,6 +11,7 @@ trace = follow(model, x, loss=torch.Tensor.sum)
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -182,6 +183,9 @@ def follow(
     visits: dict[str, int] = {}
     handles = []
 
+    def arrive(at: int, grad: Tensor) -> None:
+        maker.gradient(at, grad)
+
     def show(module: nn.Module, port: str, tree: Any, caller: str | None) -> None:
         path = names[module]
         tree = tree[0] if port == "input" and len(tree) == 1 else tree
@@ -202,7 +206,7 @@ def follow(
             alive.append(tensor)
             known.setdefault(key, at)
             if same is None and tensor.requires_grad and loss is not None:
-                tensor.register_hook(lambda grad, at=at: maker.gradient(at, grad) and None)
+                tensor.register_hook(functools.partial(arrive, at))
 
     def enter(module: nn.Module, given: Any) -> None:
         path = names[module]

@@ -69,6 +69,18 @@ def test_turned_weights_are_transposed_also_when_square() -> None:
         assert ("blocks.0.mlp.fc.bias" if ours else "h.0.up.bias", "same", None) in ways
 
 
+def test_square_weight_of_one_name_and_another_class_is_transposed() -> None:
+    torch.manual_seed(0)
+    turned, plain = TurnedLinear(6, 6), nn.Linear(6, 6)
+    plain.weight.data = turned.weight.data.T.contiguous()
+    a, b = (
+        follow(nn.Sequential(turned), torch.randn(2, 6)),
+        follow(nn.Sequential(plain), torch.randn(2, 6)),
+    )
+    match = find(a, align(a, b).matches, "0.weight")
+    assert (match.how, match.rule) == ("transposed", "name")
+
+
 def test_square_weight_turned_in_one_class_is_no_layout() -> None:
     """A weight that somebody transposed by mistake must not be turned back."""
     torch.manual_seed(0)

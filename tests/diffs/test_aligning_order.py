@@ -90,16 +90,24 @@ def test_both_directions_say_the_same(ports: tuple[MemoryTrace, MemoryTrace]) ->
 
 def test_bug_early_on_does_not_undo_the_pairs(ports: tuple[MemoryTrace, MemoryTrace]) -> None:
     """With every value after it changed, weights and kinds say where everything is."""
-    fused, split = make_ports()
-    split.h[0].mixer.register_forward_hook(lambda module, given, out: out * 1.5)
-    a, _ = ports
-    b = follow(split, make_input(), loss=torch.Tensor.sum, lr=0.1)
-    right = addresses_of(*ports, align(*ports))
-    found = addresses_of(a, b, align(a, b))
-    missing = right.keys() - found.keys()
-    assert {one: found[one] for one in found if one in right and found[one] != right[one]} == {}
-    assert {re.sub(r":.*", "", one) for one in missing} <= {"blocks.0.attn"}
-    del fused
+    _, split = make_ports()
+    split.h[0].norm_a.register_forward_hook(lambda module, given, out: out * 1.5 + 1)
+    a, b = ports[0], follow(split, make_input(), loss=torch.Tensor.sum, lr=0.1)
+    assert addresses_of(a, b, align(a, b)) == addresses_of(*ports, align(*ports))
+
+
+def test_container_that_changes_its_result_is_still_itself(
+    ports: tuple[MemoryTrace, MemoryTrace],
+) -> None:
+    """Here attention gives what its projection gave, there a new value; no child tells of it."""
+    _, split = make_ports()
+    split.h[1].mixer.register_forward_hook(lambda module, given, out: out * 1.5)
+    a, b = ports[0], follow(split, make_input())
+    found = align(a, b)
+    pairs = addresses_of(a, b, found)
+    assert pairs["blocks.1.attn:output"] == "h.1.mixer:output"
+    assert pairs["blocks.1.attn.proj:output"] == "h.1.mixer.out:output"
+    assert found.names["blocks"] == "h"
 
 
 def test_other_weights_still_pair_by_kind_and_order() -> None:
@@ -256,15 +264,10 @@ def test_values_that_are_not_finite_or_constant_pair_by_kind() -> None:
 
 
 def test_half_precision_pairs_with_single() -> None:
-    torch.manual_seed(0)
     fused, split = make_ports()
-    a = follow(fused, make_input())
-    b = follow(split.bfloat16(), make_input().bfloat16())
-    pairs = addresses_of(a, b, align(a, b))
-    right = addresses_of(
-        a, follow(make_ports()[1], make_input()), align(a, follow(make_ports()[1], make_input()))
-    )
-    assert {one: pairs.get(one) for one in right} == right
+    a, b = follow(fused, make_input()), follow(split, make_input())
+    half = follow(split.bfloat16(), make_input().bfloat16())
+    assert addresses_of(a, half, align(a, half)) == addresses_of(a, b, align(a, b))
 
 
 names = st.lists(
@@ -321,10 +324,12 @@ def make_deep(blocks: int, *, prefix: str) -> MemoryTrace:
     return trace
 
 
-@pytest.mark.parametrize(("prefix", "most"), [("a", 1.0), ("b", 5.0)], ids=["names", "no names"])
-def test_two_thousand_sites_align_quickly(prefix: str, most: float) -> None:
-    a, b = make_deep(200, prefix="a"), make_deep(200, prefix=prefix)
-    start = time.perf_counter()
-    found = align(a, b)
-    assert time.perf_counter() - start < most
-    assert_pairs_with_itself(a, b, found)
+def test_two_thousand_sites_align_quickly_with_names_and_without() -> None:
+    a = make_deep(200, prefix="a")
+    b = rename(a, lambda path: path.replace("a", "b"))
+    b.measurements(0)
+    for other, most in ((a, 1.0), (b, 5.0)):
+        start = time.perf_counter()
+        found = align(a, other)
+        assert time.perf_counter() - start < most
+        assert_pairs_with_itself(a, other, found)

@@ -15,18 +15,6 @@ from hookline.diffs.comparing import compare
 BOTH = pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "sketches"])
 
 
-class Louder(torch.autograd.Function):
-    """Do nothing forward, and send a tenth more back."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Tensor:
-        return 1.1 * grad
-
-
 @BOTH
 def test_same_model_is_the_same(tensors: bool) -> None:
     found = compare_planted(lambda model: None, tensors=tensors)

@@ -8,6 +8,7 @@ Gradients and updates follow what they belong to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from hookline.diffs.enclosing import pair_modules
 from hookline.diffs.fingerprints import Fingerprints, compare_rows
@@ -52,8 +53,7 @@ class _Aligner:
         self.modules = ModulePairs()
         self.pairs = SitePairs(self.a, self.b)
         self.notes: list[str] = []
-        self._steps = _choose_step(a, step_a), _choose_step(b, step_b)
-        self._numbers: tuple[Measurements, Measurements] | None = None
+        self._wanted = _choose_step(a, step_a), _choose_step(b, step_b)
 
     def align(self, names: Mapping[str, str]) -> Alignment:
         """Apply the rules."""
@@ -65,20 +65,21 @@ class _Aligner:
             pair_values(self.pairs, path_a, path_b, self.modules.rules[path_a])
         pair_slots(self.pairs, self.modules, mapped)
         if self._is_anything_left():
-            self._match_in_order(self._find_weights())
+            self._match_in_order()
         self._keep_unlike()
-        turn(self.pairs, self._numbers)
+        turn(self.pairs, lambda: self._numbers)
         pair_followers(self.pairs, self.modules)
         return self._tell()
 
-    def _match_in_order(self, weights: tuple[Fingerprints, Fingerprints]) -> None:
+    def _match_in_order(self) -> None:
+        weights = self._weights
         joiners = [
-            Joiner(self.pairs, weights, self._known_steps(), is_whole_a=is_whole_a)
+            Joiner(self.pairs, weights, self._steps, is_whole_a=is_whole_a)
             for is_whole_a in (True, False)
         ]
         for joiner in joiners:
             joiner.join_by_weights()
-        count = pair_in_order(self.pairs, self.modules, weights, self._measure())
+        count = pair_in_order(self.pairs, self.modules, weights, self._numbers)
         if count:
             self.notes.append(f"{count} values are matched that were made in another order")
         for joiner in joiners:
@@ -97,37 +98,36 @@ class _Aligner:
 
     def _is_anything_left(self) -> bool:
         """Tell whether both sides have something that names did not match."""
-        if None in self._steps:
+        if None in self._wanted:
             return False
         left_a, left_b = list_left(self.pairs, self.modules)
         slots_a, slots_b = list_left_slots(self.pairs)
         return bool((left_a and left_b) or (slots_a and slots_b))
 
-    def _known_steps(self) -> tuple[int, int]:
-        first, second = self._steps
+    @cached_property
+    def _steps(self) -> tuple[int, int]:
+        """The steps to look at, where both have one."""
+        first, second = self._wanted
         assert first is not None
         assert second is not None
         return first, second
 
-    def _measure(self) -> tuple[Measurements, Measurements]:
-        """Read the numbers, once and only where names do not suffice."""
-        if self._numbers is None:
-            first, second = self._known_steps()
-            self._numbers = (
-                self.a.trace.measurements(first),
-                self.b.trace.measurements(second),
-            )
-        return self._numbers
+    @cached_property
+    def _numbers(self) -> tuple[Measurements, Measurements]:
+        """What was measured; read only where names do not suffice."""
+        first, second = self._steps
+        return self.a.trace.measurements(first), self.b.trace.measurements(second)
 
-    def _find_weights(self) -> tuple[Fingerprints, Fingerprints]:
-        measured = self._measure()
-        return Fingerprints(self.a, measured[0].rows), Fingerprints(self.b, measured[1].rows)
+    @cached_property
+    def _weights(self) -> tuple[Fingerprints, Fingerprints]:
+        ours, theirs = self._numbers
+        return Fingerprints(self.a, ours.rows), Fingerprints(self.b, theirs.rows)
 
     def _compare_weights(self, path_a: str, path_b: str) -> float:
         """Tell whether all weights of two modules are the same: 1 or 0."""
-        if None in self._steps:
+        if None in self._wanted:
             return 0.0
-        ours, theirs = self._find_weights()
+        ours, theirs = self._weights
         same = compare_rows(ours.merge_below(path_a), theirs.merge_below(path_b))
         return float(same.all())
 

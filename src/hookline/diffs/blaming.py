@@ -37,9 +37,11 @@ class Blaming:
     def _blame_total(self, pair: Pair) -> Blame:
         """Find who may have sent a wrong share of a value's gradient."""
         holders = self.ancestry.holders(pair.value)
-        if any(site.caller is None and site.port == "output" for site in holders):
-            # What the model returned: nobody but the loss uses it.
-            return Blame(pair.a.module, pair.b.module, direction="loss")
+        for site in holders:
+            if site.caller is None and site.port == "output":
+                # What the model returned: nobody but the loss uses it.
+                other = self.settings.counterpart(site.module)
+                return Blame(site.module, other, direction="loss")
         scopes = self.ancestry.scopes(pair)
         if self.has_parts:
             return self._name(scopes or [pair.a.module], is_own_code=True)
@@ -48,7 +50,7 @@ class Blaming:
             for path in self.ancestry.consumers(pair.value)
             if not (path not in self.ancestry.parents and self.settings.is_equal_leaf(path))
         ]
-        others = [*consumers, *reversed(scopes)]
+        others = [*consumers, *scopes]
         rewired = self._find_rewired(pair)
         if rewired is not None:
             return self._name([rewired, *others], is_own_code=True)

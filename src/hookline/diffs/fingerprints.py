@@ -29,6 +29,7 @@ class Fingerprints:
     def __init__(self, outline: Outline, rows: Rows) -> None:
         self.outline = outline
         self.rows = rows
+        self._merged: dict[str, Rows] = {}
 
     def find_main(self, path: str) -> int | None:
         """Give the largest parameter of a module itself; None where it has none."""
@@ -37,16 +38,15 @@ class Fingerprints:
 
     def merge_below(self, path: str) -> Rows:
         """Give the row of all parameters of a module and everything below it, as [1, 8]."""
-        sites = [
-            site
-            for below in self.outline.iterate_below(path)
-            for site in self.outline.parameters(below).values()
-        ]
-        return self.merge(sites)
-
-    def merge(self, sites: list[int]) -> Rows:
-        """Give the row of some sites together, as [1, 8]."""
-        return merge_rows(self.rows[sites], np.zeros(len(sites), dtype=np.intp), 1)
+        if path not in self._merged:
+            sites = [
+                site
+                for below in self.outline.iterate_below(path)
+                for site in self.outline.parameters(below).values()
+            ]
+            groups = np.zeros(len(sites), dtype=np.intp)
+            self._merged[path] = merge_rows(self.rows[sites], groups, 1)
+        return self._merged[path]
 
     def compare(
         self,
@@ -70,11 +70,13 @@ def compare_rows(
 ) -> npt.NDArray[np.bool_]:
     """Tell which rows are of the same numbers, [n, m]; constant ones tell little, and are not."""
     tolerance = _COARSE_TOLERANCE if is_coarse else _TOLERANCE
-    x, y = _describe(ours)[:, None], _describe(theirs)[None]
-    counts = ours[:, None, : NEGINF + 1].sum(-1) == theirs[None, :, : NEGINF + 1].sum(-1)
-    scale = np.maximum(np.abs(x).max(-1), np.abs(y).max(-1))
-    with np.errstate(invalid="ignore"):
-        found: npt.NDArray[np.bool_] = counts & (np.abs(x - y).max(-1) <= tolerance * scale)
+    x, y = _describe(ours), _describe(theirs)
+    scale = np.maximum(np.abs(x).max(axis=1)[:, None], np.abs(y).max(axis=1)[None])
+    sizes, others = ours[:, : NEGINF + 1].sum(axis=1), theirs[:, : NEGINF + 1].sum(axis=1)
+    found: npt.NDArray[np.bool_] = sizes[:, None] == others[None]
+    for column in range(x.shape[1]):
+        with np.errstate(invalid="ignore"):
+            found &= np.abs(x[:, column, None] - y[None, :, column]) <= tolerance * scale
     if not with_constant:
         found &= (ours[:, M2] > 0)[:, None] & (theirs[:, M2] > 0)[None]
     return found

@@ -58,7 +58,7 @@ def are_of_one_kind(a: Outline, path_a: str, b: Outline, path_b: str) -> bool:
 
 
 def can_be_of_one_kind(a: Outline, path_a: str, b: Outline, path_b: str) -> bool:
-    """Tell whether two are of one kind, or one of an unknown kind and both or neither has children."""
+    """Tell whether two are of one kind; an unknown one goes with any that has children like it."""
     if are_of_one_kind(a, path_a, b, path_b):
         return True
     is_known = find_family(a.types[path_a]) and find_family(b.types[path_b])

@@ -24,10 +24,13 @@ from hookline.diffs.tolerances import (
     WEIGHT_UNITS,
     Limits,
 )
-from hookline.stats.rows import FINITE, derive
+from hookline.stats.rows import FINITE, MAX, MIN, derive
 
 if TYPE_CHECKING:
     from hookline.diffs.tracing_back import Ancestry
+
+_END, _HALF_END = 1e30, 6e4
+"""From where on a number is the end of its dtype, not a quantity."""
 
 
 class Allowance:
@@ -118,10 +121,16 @@ class Allowance:
         made_of = [
             float(self._rms[one.a.id])
             for one in self.ancestry.predecessors(pair)
-            if one.a.kind == kind
+            if one.a.kind == kind and not self._is_mask(one)
         ]
         size = max((one for one in made_of if not math.isnan(one)), default=0.0)
         own = float(np.nan_to_num(self._rms[pair.a.id]))
         unit = float(self.limits.units[pair.place])
         off = distance / math.sqrt(count)
         return own < CANCELLED * size and off <= CANCELLING_UNITS * unit * size
+
+    def _is_mask(self, pair: Pair) -> bool:
+        """Tell whether a value reaches the end of its dtype: it hides others, nothing sums it."""
+        low, high = self._rows[pair.a.id, MIN], self._rows[pair.a.id, MAX]
+        end = _HALF_END if pair.a.dtype == "float16" else _END
+        return bool(max(-low, high) >= end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -50,8 +50,8 @@ def pair_leftover_slots(
     _pair_same_numbers(pairs, weights, *list_left_slots(pairs))
 
 
-def turn(pairs: SitePairs, measured: tuple[Measurements, Measurements] | None) -> None:
-    """Say of matched parameters where one lies the other way round."""
+def turn(pairs: SitePairs, measure: Callable[[], tuple[Measurements, Measurements]]) -> None:
+    """Say of matched parameters where one lies the other way round; `measure` gives numbers."""
     for match in list(dict.fromkeys(pairs.by_a.values())):
         site, other = pairs.a.sites[match.a[0]], pairs.b.sites[match.b[0]]
         if match.is_group or site.kind != "parameter" or len(site.shape) != 2:
@@ -59,8 +59,8 @@ def turn(pairs: SitePairs, measured: tuple[Measurements, Measurements] | None) -
         is_square = site.shape == other.shape == other.shape[::-1]
         is_turned = site.shape != other.shape and site.shape == other.shape[::-1]
         # Of one class a square weight that is turned is a mistake, and not another layout.
-        if is_square and site.type != other.type and measured is not None:
-            is_turned = _is_turned(measured, site.id, other.id)
+        if is_square and site.type != other.type:
+            is_turned = _is_turned(measure(), site.id, other.id)
         if is_turned:
             turned = replace(match, how="transposed")
             pairs.by_a[site.id] = pairs.by_b[other.id] = turned

@@ -80,7 +80,8 @@ def _read_config(module: nn.Module) -> Iterator[tuple[str, str]]:
                 yield name, text
     own = vars(module).get("forward")
     own = getattr(own, "hookline_original", own)
-    if own is not None and getattr(own, "__func__", own) is not type(module).forward:
+    usual = getattr(type(module), "forward", None)
+    if own is not None and usual is not None and getattr(own, "__func__", own) is not usual:
         yield "forward", _name(own)
     hooks = list(_list_hooks(module))
     if hooks:
@@ -92,13 +93,13 @@ def _list_hooks(module: nn.Module) -> Iterator[str]:
     for place in _HOOKS:
         for hook in getattr(module, place, {}).values():
             if not isinstance(hook, ModuleHook):
-                yield find_origin(hook).name
+                yield _shorten(find_origin(hook).name)
     for name, parameter in module._parameters.items():
         if parameter is None:
             continue
         for place in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             for hook in (getattr(parameter, place, None) or {}).values():
-                yield f"{name}: {find_origin(hook).name}"
+                yield f"{name}: {_shorten(find_origin(hook).name)}"
 
 
 def _write(value: Any) -> str | None:
@@ -126,7 +127,12 @@ def _name(function: Any) -> str:
     function = getattr(function, "__func__", function)
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{module}.{name}" if module else str(name)
+    return f"{module}.{_shorten(name)}" if module else _shorten(name)
+
+
+def _shorten(name: str) -> str:
+    """Leave out the function that another was made in."""
+    return name.rpartition("<locals>.")[2]
 
 
 def _split(text: str) -> Iterator[str]:

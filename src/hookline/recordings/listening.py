@@ -155,8 +155,10 @@ class TraceListener(Listener):
             self._hear(number, tensor, module)
 
     def _hear(self, number: int, tensor: Tensor, module: nn.Module | None) -> None:
-        if hear(self, number, tensor, module):
-            self.course.has_gradient.add(self.course.first_of(number))
+        """Hear of the gradient of a value, which is that of the site where it was met first."""
+        first = self.course.first_of(number)
+        if first not in self.course.has_gradient and hear(self, first, tensor, module):
+            self.course.has_gradient.add(first)
 
     def _repeat(self, visit: Visit, tree: Any, module: nn.Module | None) -> None:
         """Hear of gradients in a recompute, where the first pass ran without grad."""
@@ -165,9 +167,7 @@ class TraceListener(Listener):
             return
         for leaf, tensor in _trees.leaves(tree):
             number = passage.sites.get((self.port, leaf))
-            if number is None or not tensor.requires_grad:
-                continue
-            if self.course.first_of(number) not in self.course.has_gradient:
+            if number is not None and tensor.requires_grad:
                 self._hear(number, tensor, module)
 
     def _exchange(self, passage: Passage, tree: Any) -> Any:

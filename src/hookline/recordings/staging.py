@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from hookline import _trees
 from hookline._torch import preserve_version
@@ -31,7 +32,10 @@ def staged(
     steps = steps or any(getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters)
     copies = [(one, one.detach().clone()) for one in parameters] if steps else []
     is_grad = torch.is_grad_enabled()
-    with preserved(list(model.modules())), torch.set_grad_enabled(is_grad):
+    modules = [one for one in model.modules() if not isinstance(one, ScriptModule)]
+    if len(modules) < len(list(model.modules())):  # its buffers are reached through it alone
+        copies += [(one, one.detach().clone()) for one in model.buffers()]
+    with preserved(modules), torch.set_grad_enabled(is_grad):
         try:
             for one in parameters:
                 one.grad = None

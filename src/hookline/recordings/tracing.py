@@ -129,9 +129,8 @@ class Tracer:
         if self._session is not None:
             return self.model(*args, **kwargs)
         course, post = self.course, Post("", self.model)
-        tree = ModuleTree(self.model)
         passage = course.enter(post, Visit(None, Call(0, 0, False), 0))  # type: ignore[arg-type]
-        for leaf, tensor in _trees.leaves(bind(tree.root, args, dict(kwargs))):
+        for leaf, tensor in _trees.leaves(_name_arguments(self.model, args, kwargs)):
             course.value(passage, "input", leaf, tensor)
         output = self.model(*args, **kwargs)
         for leaf, tensor in _trees.leaves(output):
@@ -216,6 +215,17 @@ def trace_step(
         trace.loss = float(value.detach())
     trace.output = _trees.map_tensors(output, lambda _, one: one.detach())
     return trace
+
+
+def _name_arguments(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Name the arguments of a call of a model that runs no hooks."""
+    root: Any = ModuleTree(model).root
+    if not isinstance(root, ScriptModule):
+        return bind(root, args, dict(kwargs))
+    names = [one.name for one in root.forward.schema.arguments[1:]]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _run_backward(value: object, tracer: Tracer) -> None:

@@ -1,0 +1,84 @@
+"""`hookline record`: what it keeps, what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import hookline
+import hookline as hl
+from hookline.cli import main
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.GELU(approximate=sys.argv[1]), nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).square().mean().backward()
+    optimizer.step()
+print("done", sys.argv[1:])
+"""
+
+
+def hookline_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run hookline in a process of its own."""
+    source = str(Path(hookline.__file__).parent.parent)
+    return subprocess.run(
+        [sys.executable, "-m", "hookline", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_recordings_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for name, kind in (("a", "none"), ("b", "tanh")):
+        done = hookline_command(tmp_path, "record", "-o", f"runs/{name}", "train.py", kind, "--x")
+        assert (done.returncode, done.stdout) == (0, f"done ['{kind}', '--x']\n"), done.stderr
+        assert done.stderr.startswith("hookline: recorded 10 steps of ")
+    assert list(hl.open_run(tmp_path / "runs/a").steps) == list(range(10))
+    done = hookline_command(tmp_path, "diff", "runs/a", "runs/b", "--json")
+    assert done.returncode == 1
+    assert '"first": "1"' in done.stdout
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    hl.watch(__import__("torch").nn.Linear(2, 2), tmp_path / "run").close()
+    result = CliRunner().invoke(
+        main, ["record", "-o", str(tmp_path / "run"), str(tmp_path / "train.py"), "none"]
+    )
+    assert result.exit_code == 1
+    assert "holds a run already" in result.output
+    assert "--overwrite" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["record"], 2, "there is no script to run"),
+        (["record", "missing.py"], 1, "missing.py"),
+        (["record", "--steps", "-1", "train.py"], 2, "--steps"),
+        (["record", "--help"], 0, "keep what its models compute"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == code, result.output
+    assert message in result.output
