@@ -95,7 +95,8 @@ def run_case(case: Case, way: str, recordings: Recordings) -> Outcome:
     seconds = time.perf_counter() - begun
     over = _over(found.introduced, found.limit)
     if found.same:
-        over = max((_over(one.r, one.limit) for one in found.pairs if one.r), default=0.0)
+        agreeing = (one for one in found.pairs if one.r and one.verdict == "agrees")
+        over = max((_over(one.r, one.limit) for one in agreeing), default=0.0)
     return Outcome(case, way, found.first, found.direction, over, str(found), seconds)
 
 

@@ -334,8 +334,8 @@ def test_update_far_smaller_than_its_weight_is_read_off_coarsely() -> None:
         maker = TraceMaker()
         torch.manual_seed(0)
         maker.value("m", "output", torch.randn(9), caller="")
-        weight = maker.parameter("m", "weight", 1e5 * torch.randn(9))
-        maker.update(weight, torch.randn(9) * (1 + off))
+        weight = maker.parameter("m", "weight", torch.full((9,), 1e5))
+        maker.update(weight, torch.full((9,), 1 + off))
         traces.append(maker.build())
     assert compare(*traces).same
 

@@ -259,9 +259,13 @@ def test_sites_can_be_chosen_and_callers_stay_right(tmp_path: Path) -> None:
 
 def test_an_error_in_the_training_closes_the_run(tmp_path: Path) -> None:
     model = Small()
-    with pytest.raises(ZeroDivisionError), record(model, tmp_path / "run"):
-        plain_loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def fail(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+        plain_loop(model, optimizer)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(lambda: model, fail, tmp_path / "run")
     run = hl.open_run(tmp_path / "run")
     assert (run.status, len(run.steps)) == ("failed", 4)
     assert is_clean(model)

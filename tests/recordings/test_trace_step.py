@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -247,10 +248,8 @@ def test_an_exception_inside_the_model_does_not_confuse_callers() -> None:
             self.bad, self.good = nn.Sequential(Failing()), nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            try:
+            with contextlib.suppress(ValueError):
                 self.bad(x)
-            except ValueError:
-                pass
             return self.good(x)
 
     trace = trace_step(Trying(), (torch.randn(2, 3),), loss=square)
@@ -293,7 +292,7 @@ def test_of_a_model_that_runs_no_hooks_the_ends_are_traced(kind: str) -> None:
     if kind == "compiled":
         closed: Any = torch.compile(model, backend="eager")
     else:
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="script"):
             closed = torch.jit.script(model)
     trace = trace_step(closed, (torch.ones(2, 3),), loss=square)
     assert [site.port for site in trace.sites if site.kind == "value"] == ["input", "output"]

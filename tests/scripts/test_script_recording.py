@@ -115,7 +115,9 @@ def test_an_error_of_the_script_is_its_own(record_here: Any, tmp_path: Path) -> 
     assert done.code == 1
     assert hl.open_run(tmp_path / "run").status == "failed"
     assert "RuntimeError: mat1 and mat2" in done.err
-    assert done.err.index("RuntimeError") < done.err.index("hookline: recorded 5 steps")
+    assert done.err.index("RuntimeError") < done.err.index("hookline: recorded 6 steps")
+    partial = hl.open_run(tmp_path / "run").scalar("partial").values
+    assert [one == 1 for one in partial] == [False] * 5 + [True]
 
 
 def test_a_script_without_a_training_says_so(record_here: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ grafting.py    both modules on the same input
 recorded.py    a module on the input that a run has kept
 operations.py  the operations of a module's own forward
 descending.py  the first operation that differs
+locating.py    up and down to the module that differs itself
 confirming.py  what these add to a difference
 baselines.py   a run in the place of an older one
 

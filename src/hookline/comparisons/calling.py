@@ -5,16 +5,18 @@ Reads what a user gives for them, and says whose code it was that raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookline.replays.randomness import RandomStates
 
 Loss = Callable[[Any], Tensor]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,19 +32,27 @@ class StepCall:
     loss: Loss | None = None
     """Makes a scalar of the output; None: no backward."""
 
+    optimizer: MakeOptimizer | None = None
+    """Makes an optimizer of parameters; None: no update."""
+
     random: RandomStates | None = None
     """What random numbers follow from; None: the seed says."""
 
 
-def read_losses(loss: Any) -> tuple[Loss | None, Loss | None]:
-    """Read the loss: one function for both models, or a pair of them."""
-    if loss is None or callable(loss):
-        return loss, loss
-    if isinstance(loss, (tuple, list)) and len(loss) == 2 and all(map(callable, loss)):
-        return loss[0], loss[1]
+def read_pair(given: Any, name: str) -> tuple[Any, Any]:
+    """Read a function for both models, or a pair of them."""
+    if given is None or callable(given):
+        return given, given
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    if is_pair and all(one is None or callable(one) for one in given):
+        return given[0], given[1]
+    examples = {
+        "loss": "the model's output, such as `lambda out: out.mean()`",
+        "optimizer": "parameters, such as `lambda p: torch.optim.SGD(p, lr=0.1)`",
+    }
     raise TypeError(
-        "`loss` is a function of the model's output, such as `lambda out: out.mean()`, or a pair "
-        f"of them, one for each model; not {loss!r}"
+        f"`{name}` is a function of {examples[name]}, or a pair of them, one for each model; "
+        f"not {given!r}"
     )
 
 

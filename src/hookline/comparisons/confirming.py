@@ -1,61 +1,53 @@
-"""Confirm a difference by running the blamed modules again, and say which operation it is.
+"""Confirm a difference by asking the modules themselves, and say which operation it is.
 
-A difference found in traces is a place in time. Both models are here, so the module can be asked
-itself: on the same input, does it differ? And which line of it?
+A difference found in traces is a place in time. Both models are here, so a module can be run: on
+the same input, does it differ? And which line of it? Where a module gives the same whatever
+differs inside of it, the comparison is made again without its inside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from hookline.comparisons.calling import StepCall
-from hookline.comparisons.catching import NotCaught
-from hookline.comparisons.descending import Descent, descend
-from hookline.comparisons.grafting import Graft, make_graft
+from hookline.comparisons.descending import Descent
+from hookline.comparisons.grafting import Graft
+from hookline.comparisons.locating import BACKWARD, Located, Locator, Pair
 from hookline.comparisons.recorded import graft_recorded
-from hookline.diffs.difference import Difference
+from hookline.diffs.causes import compare_modules
+from hookline.diffs.difference import Difference, PairResult
 from hookline.diffs.writing import write_r
-from hookline.replays.staging import CannotReplay
 
-_DIRECTIONS = ("forward", "backward", "parameter gradient")
-_BACKWARD = ("backward", "parameter gradient")
+_DIRECTIONS = ("forward", *BACKWARD)
+_MOST_EXCUSED = 16
+"""How many modules are excused before it is given up."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """Two models and the step that each of them made."""
-
-    models: tuple[nn.Module, nn.Module]
-    """A and B."""
-
-    calls: tuple[StepCall, StepCall]
-    """What each was called with."""
+Compare = Callable[[Mapping[str, float]], Difference]
+"""Compares again, with more that sites may differ by."""
 
 
-def confirm(difference: Difference, pair: Pair) -> Difference:
+def confirm(difference: Difference, pair: Pair, compare: Compare) -> Difference:
     """Add to a difference what the modules themselves say: graft, operation, lines, causes."""
-    if difference.same or difference.first is None or difference.direction not in _DIRECTIONS:
-        return difference
-    is_backward = difference.direction in _BACKWARD
-    if is_backward and any(call.loss is None for call in pair.calls):
-        return difference
-    grafted = _settle(difference, pair, is_backward=is_backward)
-    if isinstance(grafted, str):
-        return replace(difference, notes=(*difference.notes, f"no graft: {grafted}"))
-    paths, graft = grafted
-    error = graft.error(difference.direction)
-    is_itself = error > _limit(difference, error)
-    told = _tell(graft, error, is_itself=is_itself)
-    found = None
-    if is_itself:
-        found = _descend(difference, graft, error, is_backward=is_backward)
-    changed = replace(difference, first=paths[0], first_b=paths[1], graft=told)
-    return changed if found is None else _add(changed, found)
+    found = difference
+    excused: dict[str, str] = {}
+    for _ in range(_MOST_EXCUSED):
+        if not _can_confirm(found, pair):
+            return _leave_out(found, excused)
+        locator = Locator(found, pair)
+        located = locator.locate()
+        if located.excused is None:
+            return _leave_out(_tell(found, located, locator), excused)
+        more = dict.fromkeys(_list_inside(found, located.excused), located.excused)
+        if not more.keys() - excused.keys():
+            break
+        excused |= more
+        found = compare(dict.fromkeys(excused, math.inf))
+    return _leave_out(found, excused)
 
 
 def confirm_recorded(
@@ -80,65 +72,69 @@ def confirm_recorded(
     except Exception:  # no tensors there, or a module that does not run on another's input
         return difference
     error = max(errors.values(), default=0.0)
-    is_itself = error > _limit(difference, error)
-    told = {**_say(error, is_itself=is_itself), "outputs": errors}
+    at = difference.introduced
+    limit = difference.limit if at is None else min(difference.limit, at / 4)
+    told = {**_say(error, is_itself=error > limit), "outputs": errors}
     return replace(difference, graft=told)
 
 
-def _limit(difference: Difference, error: float) -> float:
-    """Give the error from which a module differs itself: an input that is bit for bit the same.
-
-    What came in agreed to rounding before; now it is equal, so nothing is amplified.
-    """
-    at = difference.introduced
-    if at is None or not math.isfinite(at):
-        return difference.limit
-    return min(difference.limit, at / 4)
+def _can_confirm(difference: Difference, pair: Pair) -> bool:
+    if difference.same or difference.first is None or difference.first_b is None:
+        return False
+    if difference.traces is None or difference.direction not in _DIRECTIONS:
+        return False
+    needs_loss = difference.direction in BACKWARD
+    return not (needs_loss and any(call.loss is None for call in pair.calls))
 
 
-def _settle(
-    difference: Difference, pair: Pair, *, is_backward: bool
-) -> tuple[tuple[str, str], Graft] | str:
-    """Graft the blamed module; where several could be it, the innermost that differs itself."""
-    first = (difference.first or "", difference.first_b or "")
-    candidates = [first]
-    if is_backward and len(difference.candidates) > 1:
-        named = [(path, _partner(difference, path)) for path in difference.candidates]
-        known = [(a, b) for a, b in named if b is not None]
-        candidates = sorted(known, key=lambda paths: -paths[0].count(".")) or candidates
-    made: dict[tuple[str, str], Graft] = {}
-    reason = ""
-    for paths in candidates:
-        try:
-            graft = make_graft(
-                pair.models, paths, pair.calls, visit=difference.visit, backward=is_backward
-            )
-        except (NotCaught, CannotReplay) as error:
-            reason = str(error)
-            continue
-        except Exception as error:  # a module that does not run on another one's input
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        made[paths] = graft
-        error_of = graft.error(difference.direction)
-        if error_of > _limit(difference, error_of):
-            return paths, graft
-    if first in made:
-        return first, made[first]
-    return next(iter(made.items())) if made else reason
+def _tell(difference: Difference, located: Located, locator: Locator) -> Difference:
+    if located.graft is None:
+        note = f"no graft: {located.reason}"
+        return replace(difference, notes=(*difference.notes, note))
+    error = locator.measure(located.graft)
+    moved = _move(difference, located)
+    told = _describe(located.graft, error, located, direction=difference.direction or "")
+    moved = replace(moved, graft=told)
+    return moved if located.descent is None else _add(moved, located.descent)
 
 
-def _partner(difference: Difference, path: str) -> str | None:
-    """Give the module of B that is aligned with one of A."""
-    return difference.names.get(path)
+def _move(difference: Difference, located: Located) -> Difference:
+    """Put the blame on another module where that one differs itself."""
+    if located.paths == (difference.first, difference.first_b):
+        return difference
+    assert difference.traces is not None
+    facts = [
+        trace.facts.modules.get(path)
+        for trace, path in zip(difference.traces, located.paths, strict=True)
+    ]
+    own, other = facts
+    is_parent = any(
+        site.caller == located.paths[0] for site in difference.traces[0].sites if site.caller
+    )
+    return replace(
+        difference,
+        first=located.paths[0],
+        first_b=located.paths[1],
+        candidates=(located.paths[0],),
+        type="" if own is None else own.type,
+        type_b="" if other is None else other.type,
+        source="" if own is None else own.source,
+        source_b="" if other is None else other.source,
+        causes=tuple(compare_modules(own, other)),
+        is_own_code=is_parent,
+        before="",
+    )
 
 
-def _say(error: float, *, is_itself: bool) -> dict[str, Any]:
+def _say(error: float, *, is_itself: bool, direction: str = "forward") -> dict[str, Any]:
     if is_itself:
         words = f"run on the same input, the two modules differ by {write_r(error)}"
     else:
         agree = "exactly" if error == 0 else f"to {write_r(error)}"
-        words = f"run on the same input, the two modules agree {agree}: it only inherits"
+        rest = "it only inherits"
+        if direction == "parameter gradient":
+            rest = "the gradient is changed outside of it, by a hook or another use"
+        words = f"run on the same input, the two modules agree {agree}: {rest}"
     return {
         "verdict": "itself" if is_itself else "inherits",
         "error": error,
@@ -146,23 +142,14 @@ def _say(error: float, *, is_itself: bool) -> dict[str, Any]:
     }
 
 
-def _tell(graft: Graft, error: float, *, is_itself: bool) -> Mapping[str, Any]:
+def _describe(graft: Graft, error: float, located: Located, *, direction: str) -> Mapping[str, Any]:
     return {
-        **_say(error, is_itself=is_itself),
+        **_say(error, is_itself=located.is_itself, direction=direction),
         "outputs": dict(graft.outputs),
         "gradients": dict(graft.gradients),
         "parameters": dict(graft.parameters),
         "notes": list(graft.notes),
     }
-
-
-def _descend(
-    difference: Difference, graft: Graft, error: float, *, is_backward: bool
-) -> Descent | None:
-    try:
-        return descend(graft, backward=is_backward, limit=difference.limit, error=error)
-    except Exception:  # the graft has run; a mode inside may be what a forward does not bear
-        return None
 
 
 def _add(difference: Difference, found: Descent) -> Difference:
@@ -171,11 +158,66 @@ def _add(difference: Difference, found: Descent) -> Difference:
     notes = difference.notes
     if found.variable:
         notes = (*notes, f"its result is {found.variable}")
+    has_line = bool(found.source or found.source_b)
     return replace(
         difference,
         operation=found.operation,
-        source=found.source if found.source or found.source_b else difference.source,
-        source_b=found.source_b or difference.source_b,
+        source=found.source if has_line else difference.source,
+        source_b=found.source_b if has_line else difference.source_b,
         causes=(*difference.causes, *causes),
         notes=notes,
+    )
+
+
+def _list_inside(difference: Difference, path: str) -> list[str]:
+    """List the values and gradients inside of a module that differ."""
+    assert difference.traces is not None
+    callers = {
+        site.module: site.caller for site in difference.traces[0].sites if site.kind == "value"
+    }
+
+    def is_inside(module: str) -> bool:
+        caller = callers.get(module)
+        for _ in range(len(callers)):
+            if caller is None or caller == path:
+                return caller == path
+            caller = callers.get(caller)
+        return False
+
+    return [
+        pair.site
+        for pair in difference.pairs
+        if pair.kind in ("value", "gradient")
+        and pair.verdict in ("introduces", "inherits", "noise", "missing")
+        and is_inside(pair.module)
+    ]
+
+
+def _leave_out(difference: Difference, excused: Mapping[str, str]) -> Difference:
+    """Say of excused sites that they were not compared, and why."""
+    if not excused:
+        return difference
+    pairs = [
+        _excuse(pair, excused[pair.site]) if pair.site in excused else pair
+        for pair in difference.pairs
+    ]
+    # The module that was excused last stands for those inside of it.
+    names = list(dict.fromkeys(f"`{path}`" if path else "the model" for path in excused.values()))
+    notes = [
+        f"what is inside of {name} differs, but on the same input it gives the same"
+        for name in names
+    ]
+    changed = replace(difference, pairs=pairs, notes=(*difference.notes, *notes))
+    if not difference.same:
+        return changed
+    errors = [pair.r for pair in pairs if pair.verdict == "agrees" and pair.r is not None]
+    return replace(changed, agree_to=max(errors, default=0.0))
+
+
+def _excuse(pair: PairResult, path: str) -> PairResult:
+    name = f"`{path}`" if path else "the model"
+    return replace(
+        pair,
+        verdict="not compared",
+        word=f"inside of {name}, which gives the same on the same input",
     )

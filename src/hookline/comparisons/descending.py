@@ -8,7 +8,7 @@ was given agrees is the one; in backward the same from the end, by the gradients
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -58,9 +58,25 @@ class Descent:
     variable: str = ""
     """The variable that its result is assigned to, as an address: `blocks.5.attn@scores`."""
 
+    children: tuple[str, str] | None = None
+    """The paths in A and B where it is a child of both modules."""
 
-def descend(graft: Graft, *, backward: bool, limit: float, error: float) -> Descent | None:
-    """Find the operation that differs; None where none of the module's own does."""
+    number: int = 0
+    """Which call of the child it is."""
+
+
+def descend(
+    graft: Graft,
+    *,
+    backward: bool,
+    limit: float,
+    error: float,
+    names: Mapping[str, str] | None = None,
+) -> Descent | None:
+    """Find the operation that differs; None where none of the module's own does.
+
+    `names` says what modules of A are called in B.
+    """
     caught = graft.call
     gradients = caught.gradients if backward else None
     a = rerun(
@@ -69,25 +85,41 @@ def descend(graft: Graft, *, backward: bool, limit: float, error: float) -> Desc
     b = rerun(graft.module_b, caught, graft.arguments, gradients=gradients, is_noted=True).calls
     if not a or not b or max(len(a), len(b)) > _MOST_CALLS:
         return None
-    pairs = _Pairs(a, b, limit=limit, error=error)
+    own = {
+        _tail(there, graft.path_b): _tail(here, caught.path)
+        for here, there in (names or {}).items()
+    }
+    pairs = _Pairs(a, b, limit=limit, error=error, names=own)
     found = pairs.first_backward() if backward else pairs.first_forward()
     if found is None:
         return None
-    return _tell(graft, found, (a, b))
+    is_pair = found[0] is not None and pairs.to_b.get(found[0]) == found[1]
+    return _tell(graft, found, (a, b), is_pair=is_pair)
 
 
 class _Pairs:
     """The operations of two forwards, side by side."""
 
-    def __init__(self, a: Sequence[Call], b: Sequence[Call], *, limit: float, error: float) -> None:
+    def __init__(
+        self,
+        a: Sequence[Call],
+        b: Sequence[Call],
+        *,
+        limit: float,
+        error: float,
+        names: Mapping[str, str],
+    ) -> None:
         self.a = a
         self.b = b
         self._limit = limit
         self._error = error
         self._errors: dict[int, float] = {}
         self.to_b: dict[int, int] = {}
-        keys = [[(one.name, one.shapes) for one in side] for side in (a, b)]
-        matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+        keys_a = [(one.name, one.shapes) for one in a]
+        keys_b = [
+            (names.get(one.name, one.name) if one.is_child else one.name, one.shapes) for one in b
+        ]
+        matcher = SequenceMatcher(None, keys_a, keys_b, autojunk=False)
         for block in matcher.get_matching_blocks():
             for offset in range(block.size):
                 self.to_b[block.a + offset] = block.b + offset
@@ -230,7 +262,11 @@ def _sizes(call: Call) -> list[int]:
 
 
 def _tell(
-    graft: Graft, found: tuple[int | None, int | None], calls: tuple[list[Call], list[Call]]
+    graft: Graft,
+    found: tuple[int | None, int | None],
+    calls: tuple[list[Call], list[Call]],
+    *,
+    is_pair: bool,
 ) -> Descent:
     at_a, at_b = found
     one = None if at_a is None else calls[0][at_a]
@@ -242,20 +278,34 @@ def _tell(
         causes.append(f"{_word(other)} only in B{_at(other.line.place)}")
     elif other is None:
         causes.append(f"{_word(one)} only in A{_at(one.line.place)}")
-    elif one.name != other.name:
+    elif one.name != other.name and not is_pair:
         causes.append(f"{_word(one)} here, {_word(other)} there")
     else:
         causes += compare_arguments(one, other)
     told = one or other
     assert told is not None
     side = calls[0] if one is not None else calls[1]
+    children = None
+    if is_pair and one is not None and other is not None and one.is_child and other.is_child:
+        children = _join(path, one.name), _join(graft.path_b, other.name)
     return Descent(
         operation=_address(path, told, side),
+        children=children,
+        number=told.number,
         source="" if one is None else (one.line.place or graft.call.line.place),
         source_b="" if other is None else (other.line.place or graft.line_b),
         causes=tuple(causes),
         variable=_variable(path, told),
     )
+
+
+def _tail(path: str, above: str) -> str:
+    """Give a path from a module on; one that is not below it stays as it is."""
+    return path.removeprefix(f"{above}.") if above else path
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _word(call: Call) -> str:
@@ -268,7 +318,7 @@ def _at(place: str) -> str:
 
 def _address(path: str, call: Call, side: Sequence[Call]) -> str:
     if call.is_child:
-        return escape(".".join(filter(None, (path, call.name))))
+        return escape(_join(path, call.name))
     is_only = sum(1 for one in side if one.name == call.name) <= 1
     number = "" if is_only else f"[{call.number}]"
     return format_place(escape(path), f"/{call.name}{number}", ())

@@ -6,6 +6,7 @@ the name of the argument, else in order by their shape. So the two may have othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from hookline.comparisons.calling import StepCall
 from hookline.comparisons.catching import CaughtCall, NotCaught, catch_call
 from hookline.comparisons.rerunning import Rerun, rerun
 from hookline.diffs.measuring import relative_error
+from hookline.hooks.arguments import unbind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,9 @@ class Graft:
 
     module_b: nn.Module
     """B's module."""
+
+    path_b: str
+    """Its path."""
 
     line_b: str
     """The line that calls it in B."""
@@ -75,6 +80,7 @@ def make_graft(
         call=caught,
         arguments=arguments,
         module_b=other.module,
+        path_b=paths[1],
         line_b=other.line.place,
         outputs=compare_leaves(done_a.outputs, done_b.outputs, notes),
         gradients=_compare_gradients(done_a, done_b, notes),
@@ -89,23 +95,22 @@ def transplant(
     """Put the values of another call into one, by the name of the argument or by shape."""
     given = dict(values)
     wanted = dict(_trees.leaves(other.bound))
-    swaps: dict[int, Tensor] = {}
+    swaps: dict[Path, Tensor] = {}
     for path, tensor in wanted.items():
         twin = given.get(path)
-        if twin is not None and _fits(twin, tensor):
-            swaps[id(tensor)] = given.pop(path).to(tensor.device)
-    for tensor in wanted.values():
-        if id(tensor) in swaps:
-            continue
-        fitting = [path for path, one in given.items() if _fits(one, tensor)]
-        if fitting:
-            swaps[id(tensor)] = given.pop(fitting[0]).to(tensor.device)
+        # Of another shape it is still the argument of that name, if one of its kind.
+        if twin is not None and (_fits(twin, tensor) or twin.ndim == tensor.ndim):
+            swaps[path] = given.pop(path).to(tensor.device)
+    for path, tensor in wanted.items():
+        fitting = [key for key, one in given.items() if _fits(one, tensor)]
+        if path not in swaps and fitting:
+            swaps[path] = given.pop(fitting[0]).to(tensor.device)
     if wanted and not swaps:
         raise NotCaught("the two modules take no argument of the same shape")
-    left = [".".join(map(str, path)) for path, one in wanted.items() if id(one) not in swaps]
+    left = [_spell(path) for path in wanted if path not in swaps]
     notes = [f"the argument `{name}` has no partner and stayed B's own" for name in left]
-    made = _trees.replace_tensors({"args": other.args, "kwargs": other.kwargs}, swaps)
-    return (made["args"], made["kwargs"]), notes
+    made = _trees.map_tensors(other.bound, lambda path, tensor: swaps.get(path, tensor))
+    return unbind(other.module, made, other.args, other.kwargs), notes
 
 
 def _fits(one: Tensor, other: Tensor) -> bool:
@@ -125,7 +130,9 @@ def compare_leaves(
             key = next((key for key, it in waiting.items() if _same_size(one, it)), None)
             other = None if key is None else waiting.pop(key)
         place = name if isinstance(name, str) else ".".join(map(str, name))
-        if other is None:
+        if other is None and name in b:
+            found[place] = math.inf  # of another size: it has no elements to compare
+        elif other is None:
             notes.append(f"{place or 'the output'} has no partner in B")
         else:
             found[place] = relative_error(one, other.reshape(one.shape))
@@ -136,10 +143,10 @@ def _compare_gradients(a: Rerun, b: Rerun, notes: list[str]) -> dict[str, float]
     """Compare the gradients of the inputs; one that is missing on one side differs."""
     found = compare_leaves(a.gradients, b.gradients, [])
     for path in a.gradients:
-        found.setdefault(_spell(path), float("inf"))
+        found.setdefault(_spell(path), math.inf)
     if len(b.gradients) > len(a.gradients):
         notes.append("B's module sends a gradient to an input that gets none in A")
-        found["another input"] = float("inf")
+        found["another input"] = math.inf
     return found
 
 
@@ -151,7 +158,7 @@ def _compare_parameters(a: Rerun, b: Rerun) -> dict[str, float]:
         if one is not None and other is not None and one.numel() == other.numel():
             found[name] = relative_error(one, other.reshape(one.shape))
         elif (one is None) != (other is None):
-            found[name] = float("inf")
+            found[name] = math.inf
     rest_a = {k: v for k, v in a.parameters.items() if k not in b.parameters and v is not None}
     rest_b = {k: v for k, v in b.parameters.items() if k not in a.parameters and v is not None}
     return found | compare_leaves(rest_a, rest_b, [])

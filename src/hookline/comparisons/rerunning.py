@@ -118,6 +118,6 @@ def _take_gradients(module: nn.Module) -> dict[str, Tensor | None]:
     for entry in ModuleTree(module).entries:
         prefix = f"{entry.names[0]}." if entry.names[0] else ""
         for name, one in vars(entry.module)["_parameters"].items():
-            if one is not None and one.requires_grad:
+            if one is not None:
                 found[prefix + name] = None if one.grad is None else one.grad.detach().clone()
     return found

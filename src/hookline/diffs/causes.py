@@ -65,14 +65,7 @@ class Settings:
 
     def causes(self, path: str) -> list[str]:
         """List in words what is otherwise at a module."""
-        a, b = self._both(path)
-        found = [*self._differing(path), *self._kept.get(path, ())]
-        if a is not None and b is not None:
-            if a.type != b.type:
-                found.append(f"{a.type} here, {b.type} there")
-            else:
-                found.extend(_find_extra(a.config, b.config))
-        return found
+        return [*compare_modules(*self._both(path)), *self._kept.get(path, ())]
 
     def _both(self, path: str) -> tuple[ModuleFacts | None, ModuleFacts | None]:
         other = self.counterpart(path)
@@ -80,17 +73,31 @@ class Settings:
         return self.facts[0].modules.get(path), there
 
     def _differing(self, path: str) -> Iterator[str]:
-        a, b = self._both(path)
-        if a is None or b is None:
-            return
-        if a.training != b.training:
-            words = {True: "in training", False: "not in training"}
-            yield f"{words[a.training]} here, {words[b.training]} there"
-        # Other classes spell the same thing otherwise: only what both have can be compared.
-        for name in a.config:
-            if name != _HOOKS and name in b.config and a.config[name] != b.config[name]:
-                yield f"{name}={_cut(a.config[name])} here, {_cut(b.config[name])} there"
-        yield from _compare_hooks(a.config.get(_HOOKS, ""), b.config.get(_HOOKS, ""))
+        return _compare_both(*self._both(path))
+
+
+def compare_modules(a: ModuleFacts | None, b: ModuleFacts | None) -> list[str]:
+    """List in words what is set otherwise at two modules."""
+    found = list(_compare_both(a, b))
+    if a is not None and b is not None:
+        if a.type != b.type:
+            found.append(f"{a.type} here, {b.type} there")
+        else:
+            found.extend(_find_extra(a.config, b.config))
+    return found
+
+
+def _compare_both(a: ModuleFacts | None, b: ModuleFacts | None) -> Iterator[str]:
+    if a is None or b is None:
+        return
+    if a.training != b.training:
+        words = {True: "in training", False: "not in training"}
+        yield f"{words[a.training]} here, {words[b.training]} there"
+    # Other classes spell the same thing otherwise: only what both have can be compared.
+    for name in a.config:
+        if name != _HOOKS and name in b.config and a.config[name] != b.config[name]:
+            yield f"{name}={_cut(a.config[name])} here, {_cut(b.config[name])} there"
+    yield from _compare_hooks(a.config.get(_HOOKS, ""), b.config.get(_HOOKS, ""))
 
 
 def _find_extra(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:

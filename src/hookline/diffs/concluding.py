@@ -138,9 +138,17 @@ def _judge_pair(judgement: Judgement, origin: Origin | None, pair: Pair) -> Pair
         how=pair.match.how,
         measured=judgement.gaps.measured[pair.place],
         same_as="" if pair.a.same_as is None else sites[pair.a.same_as].address,
-        word=f"lacking {'there' if pair.missing == 'b' else 'here'}" if pair.missing else "",
+        word=_find_word(pair, judgement.gaps.r[pair.place]),
         match=None if pair.missing else pair.match,
     )
+
+
+def _find_word(pair: Pair, r: float) -> str:
+    if pair.missing:
+        return f"lacking {'there' if pair.missing == 'b' else 'here'}"
+    if math.isnan(r) and pair.a.dtype != pair.b.dtype:
+        return f"{pair.a.dtype} here, {pair.b.dtype} there"
+    return ""
 
 
 def _find_verdict(judgement: Judgement, origin: Origin | None, pair: Pair) -> str:

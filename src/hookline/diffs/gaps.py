@@ -14,7 +14,8 @@ import numpy as np
 from hookline.diffs.matches import Match
 from hookline.diffs.measuring import Gap, divide_all, estimate_gaps, measure_gap
 from hookline.diffs.phases import Pair
-from hookline.diffs.traces import Measurements, Trace
+from hookline.diffs.tolerances import EXACT, read_precision
+from hookline.diffs.traces import Measurements, Trace, TraceSite
 from hookline.stats.rows import MAX, MIN, merge_rows
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class PairMeasurer:
         )
         # Of a transposed tensor the sketch is another.
         self._is_turned = np.array([pair.match.how == "transposed" for pair in plain], bool)
+        self._is_other = np.array(
+            [not pair.missing and _is_number(pair.a) != _is_number(pair.b) for pair in pairs], bool
+        )
         self._roots = {
             pair.place: (_find_root(traces[0], pair.match.a), _find_root(traces[1], pair.match.b))
             for pair in there
@@ -80,6 +84,8 @@ class PairMeasurer:
         is_kept = (trace.has_tensors(step) for trace, step in zip(self.traces, steps, strict=True))
         if tensors and all(is_kept):
             self._measure_tensors(gaps, steps)
+        # A mask of numbers here and of flags there say the same in ways that no number compares.
+        distances[self._is_other & (distances != 0)] = np.nan
         gaps.r = divide_all(distances, norms)
         return gaps
 
@@ -124,6 +130,10 @@ class PairMeasurer:
                 gap = known[key] = measure_gap(*tensors)
             gaps.distances[pair.place], gaps.norms[pair.place] = gap.distance, gap.norm
             gaps.measured[pair.place] = TENSOR
+
+
+def _is_number(site: TraceSite) -> bool:
+    return not site.dtype or read_precision(site.dtype) != EXACT
 
 
 def _merge(rows: Floats) -> Floats:

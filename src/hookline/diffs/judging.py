@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
     TABLE,
-    TELLING_FLOORS,
     TELLING_GAIN,
     TELLING_UNITS,
+    USUAL_UNITS,
     Limits,
 )
 from hookline.diffs.traces import Trace
@@ -64,17 +64,34 @@ class Judgement:
     """Judge one step."""
 
     traces: tuple[Trace, Trace]
+    """What is compared."""
+
     pairs: Sequence[Pair]
+    """The pairs in the order of judging."""
+
     gaps: Gaps
+    """How far apart they are in this step."""
+
     limits: Limits
+    """What they may be."""
+
     ancestry: Ancestry
+    """What each was made of."""
+
     settings: Settings
+    """What is set otherwise."""
+
     scale: float = 1.0
     """How much wider the limits are, because the weights differ from earlier steps on."""
+
     is_first: bool = True
     """Whether it is the first step: its parameters and buffers are judged, too."""
+
     allowance: Allowance = field(init=False)
+    """What is noise."""
+
     blaming: Blaming = field(init=False)
+    """Whose code made what."""
 
     def __post_init__(self) -> None:
         self.allowance = Allowance(self.pairs, self.ancestry, gaps=self.gaps, limits=self.limits)
@@ -155,29 +172,49 @@ class Judgement:
         )
 
     def _stands_out(self, pair: Pair) -> bool:
-        """Tell whether a pair is well above what it was made of, and what rounding leaves."""
-        largest, _, _ = self.measure_gain(pair)
-        floor = float(self.limits.floors[pair.place])
-        usual = float(self.limits.usual[pair.place])
-        least = TELLING_GAIN * usual if math.isnan(floor) else TELLING_FLOORS * floor
-        return float(self.gaps.r[pair.place]) >= max(TELLING_GAIN * largest, least)
+        """Tell whether a pair is well above what it was made of, and what rounding leaves.
+
+        The floor of a site is mostly of rounding before it. How far that went is known here, so
+        the floor tells no more than how much the module makes of it.
+        """
+        largest, _, source = self.measure_gain(pair)
+        if source is not None:
+            floors = self.limits.floors[[source.place, pair.place]]
+            if floors[0] > 0 and floors[1] > floors[0]:
+                largest *= float(floors[1] / floors[0])
+        usual = USUAL_UNITS * float(self.limits.units[pair.place])
+        return float(self.gaps.r[pair.place]) >= TELLING_GAIN * max(largest, usual)
 
     def _follow(self, pair: Pair) -> Origin:
         """Follow a difference back to where it was introduced."""
+        if not self.differs(pair):
+            return self._make_origin(pair)
         best: Origin | None = None
         seen: set[int] = set()
         here: Pair | None = pair
         while here is not None and here.place not in seen:
             seen.add(here.place)
-            r_in, gain, source = self.measure_gain(here)
-            origin = Origin(here, self.blaming.blame(here), r_in, gain)
-            if best is None or gain > best.gain:
+            origin = self._make_origin(here)
+            if best is None or origin.gain > best.gain:
                 best = origin
-            if gain >= TELLING_GAIN:
+            if origin.gain >= TELLING_GAIN:
                 break
+            source = self.measure_gain(here)[2]
             here = None if source is None else self.ancestry.maker(source)
         assert best is not None
-        return _complete(best, is_gradual=best.gain < _GRADUAL_GAIN)
+        return replace(best, is_gradual=best.gain < _GRADUAL_GAIN and not best.word)
+
+    def _make_origin(self, pair: Pair) -> Origin:
+        """Say of a pair whose code made it, and what goes without a number."""
+        r_in, gain, _ = self.measure_gain(pair)
+        blame = self.blaming.blame(pair)
+        direction = "input" if blame.direction == "input" else DIRECTIONS[pair.phase]
+        word = ""
+        if pair.missing:
+            name = "update" if pair.kind == "update" else "gradient"
+            side = "there" if pair.missing == "b" else "here"
+            word = f"no {name} reaches {pair.own.address.partition(':')[0] or 'the model'} {side}"
+        return Origin(pair, blame, r_in, gain, word=word, direction=direction)
 
     def _find_ungraded(self) -> Origin | None:
         """Find the first value that wants a gradient on one side alone."""
@@ -198,19 +235,3 @@ class Judgement:
             word = f"no gradient is wanted {'there' if wanted[0] else 'here'}"
             return Origin(pair, blame, word=word, direction="backward")
         return None
-
-
-def _complete(origin: Origin, *, is_gradual: bool) -> Origin:
-    """Add in which direction it is, and what goes without a number."""
-    pair = origin.pair
-    direction = DIRECTIONS[pair.phase]
-    if origin.blame.direction == "input":
-        direction = "input"
-    word = ""
-    if pair.missing:
-        name = "update" if pair.kind == "update" else "gradient"
-        side = "there" if pair.missing == "b" else "here"
-        word = f"no {name} reaches {pair.own.address.partition(':')[0] or 'the model'} {side}"
-    return Origin(
-        pair, origin.blame, origin.r_in, origin.gain, is_gradual and not word, word, direction
-    )

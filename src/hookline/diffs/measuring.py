@@ -68,7 +68,7 @@ def relative_error(x: Tensor, y: Tensor) -> float:
 def measure_gap(x: Tensor, y: Tensor) -> Gap:
     """Measure the distance of two tensors of as many elements, chunk by chunk."""
     if x.numel() != y.numel():
-        return Gap(math.inf, math.nan)
+        return Gap(math.inf, 0.0)
     distance = norm = 0.0
     for a, b in _chunks(x, y):
         if a is None or b is None:
@@ -157,6 +157,7 @@ def divide_all(distances: Floats, norms: Floats) -> Floats:
     """Give the relative errors of many; NaN where nothing was measured."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         found = np.where(distances == 0, 0.0, distances / norms)
+    found = np.where(np.isinf(distances), np.inf, found)
     return np.where(np.isnan(distances), np.nan, found)
 
 

@@ -75,7 +75,8 @@ class Pair:
     @property
     def is_early_state(self) -> bool:
         """Tell whether it is a parameter or buffer as it was before the step."""
-        return self.phase == STATE and not self.own.more.get("after")
+        is_after = self.a.more.get("after") or self.b.more.get("after")
+        return self.phase == STATE and not is_after
 
 
 def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
@@ -88,6 +89,7 @@ def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
         if phase is not None:
             keyed.append(((phase, float(match.a[-1])), match, first, second, ""))
     keyed.extend(_find_missing(traces, alignment))
+    keyed.extend(_find_unchanged(traces, alignment))
     keyed.sort(key=lambda one: one[0])
     return [
         Pair(place, match, first, second, key[0], side)
@@ -115,6 +117,33 @@ def _find_missing(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator
                 yield key, Match((site.id,), (), owner.rule, owner.how), site, there, "b"
             else:
                 yield key, Match((), (site.id,), owner.rule, owner.how), there, site, "a"
+
+
+def _find_unchanged(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:
+    """Pair a buffer after the step with that of a side where the step did not change it."""
+    a, b = traces
+    for side, own in enumerate(traces):
+        match_of = {one: match for match in alignment.matches for one in (match.a, match.b)[side]}
+        before = {
+            (site.module, site.leaf): site.id
+            for site in own.sites
+            if site.kind == "buffer" and not site.more.get("after")
+        }
+        for site in own.sites:
+            if site.kind != "buffer" or not site.more.get("after") or site.id in match_of:
+                continue
+            match = match_of.get(before.get((site.module, site.leaf), -1))
+            if match is None or match.is_group:
+                continue
+            pair = (site.id, match.b[0]) if side == 0 else (match.a[0], site.id)
+            new = Match((pair[0],), (pair[1],), match.rule, match.how)
+            yield (
+                (STATE, float(len(a.sites) + site.id)),
+                new,
+                a.sites[pair[0]],
+                b.sites[pair[1]],
+                "",
+            )
 
 
 def _find_moments(trace: Trace, match_of: Mapping[int, Match], side: int) -> list[float]:

@@ -41,9 +41,6 @@ LEAST_UNITS = 10.0
 TELLING_UNITS = 20.0
 """With another sign of a difference, such as another setting, this many units are enough."""
 
-TELLING_FLOORS = 3.0
-"""And, where the floor was measured, this many times that: it is far above what rounding does."""
-
 USUAL_UNITS = 4.0
 """What rounding alone usually leaves at one site; what a gain is measured against."""
 
@@ -198,6 +195,8 @@ def _follow(traces: tuple[Trace, Trace], pairs: Sequence[Pair], sides: Sequence[
             for place, site in enumerate(sites):
                 maker = site.module if site.port == "output" else site.caller
                 running = max(running, weights[place].get(maker or "", EXACT))
+                if cast := site.more.get("autocast"):
+                    running = max(running, read_precision(cast))
             running = max(running, shared)
         # A number on one side and a whole number on the other are compared as numbers.
         own = shared or max(dtypes)

@@ -86,7 +86,7 @@ class Ancestry:
             return self._before_gradient(pair)
         own = [one for one in self._inside.get(pair.a.module, ()) if one.a.module == pair.a.module]
         if pair.phase == STATE:
-            return own if pair.a.more.get("after") else []
+            return [] if pair.is_early_state else own
         if pair.phase == PARAMETER_GRADIENT:
             arrived = self._backward.get(pair.a.module, ())
             return [*own, *(one for one in arrived if one.a.module == pair.a.module)]

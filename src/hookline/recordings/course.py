@@ -175,6 +175,7 @@ class Course:
                 requires_grad=value.requires_grad if torch.is_grad_enabled() else None,
                 same_as=self._identities.meet(value, number),
                 source=post.source,
+                more=_describe_mode(value),
                 **_describe(value),
             )
             self.sites[number] = site
@@ -267,3 +268,11 @@ class Course:
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+
+
+def _describe_mode(tensor: Tensor) -> dict[str, Any]:
+    """Say where autocast is on: what is coarser then was meant to be."""
+    device = tensor.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return {}
+    return {"autocast": str(torch.get_autocast_dtype(device)).removeprefix("torch.")}

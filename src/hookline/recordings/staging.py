@@ -30,17 +30,18 @@ def staged(
     parameters = list(model.parameters())
     grads = [(one, one.grad) for one in parameters]
     steps = steps or any(getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters)
-    copies = [(one, one.detach().clone()) for one in parameters] if steps else []
+    kept: list[Tensor] = list(parameters) if steps else []
     is_grad = torch.is_grad_enabled()
     modules = [one for one in model.modules() if not isinstance(one, ScriptModule)]
     if len(modules) < len(list(model.modules())):  # its buffers are reached through it alone
-        copies += [(one, one.detach().clone()) for one in model.buffers()]
+        kept += model.buffers()
+    copies = [(one, one.detach().clone()) for one in kept]
     with preserved(modules), torch.set_grad_enabled(is_grad):
         try:
             for one in parameters:
                 one.grad = None
             set_random(seed, rng)
-            with preserve_version(tuple(one for one, _ in copies)):
+            with preserve_version(tuple(kept)):
                 try:
                     yield
                 finally:

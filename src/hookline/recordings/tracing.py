@@ -224,7 +224,8 @@ def _name_arguments(
     root: Any = ModuleTree(model).root
     if not isinstance(root, ScriptModule):
         return bind(root, args, dict(kwargs))
-    names = [one.name for one in root.forward.schema.arguments[1:]]
+    forward: Any = root.forward
+    names = [one.name for one in forward.schema.arguments[1:]]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 

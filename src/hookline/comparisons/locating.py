@@ -1,0 +1,205 @@
+"""Go up and down from the module that a comparison blames, until one is found that differs itself.
+
+Traces show values at the borders of modules; what cannot be seen there (an index of another shape,
+state, other cuts of the same work) may lead to the wrong one. Run on the same input, modules say
+it themselves: one that agrees only inherits, so the module that called it is asked; one that
+differs is descended into, and a child that differs itself takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from hookline.comparisons.calling import StepCall
+from hookline.comparisons.catching import NotCaught
+from hookline.comparisons.descending import Descent, descend
+from hookline.comparisons.grafting import Graft, make_graft
+from hookline.diffs.difference import Difference
+from hookline.replays.staging import CannotReplay
+
+BACKWARD = ("backward", "parameter gradient")
+_DEEPEST = 32
+"""How far down or up is gone."""
+
+Paths = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two models and the step that each of them made."""
+
+    models: tuple[nn.Module, nn.Module]
+    """A and B."""
+
+    calls: tuple[StepCall, StepCall]
+    """What each was called with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """What the modules themselves say."""
+
+    paths: Paths
+    """The module to blame, in A and in B."""
+
+    graft: Graft | None = None
+    """What it gave on the same input; None where it could not be asked."""
+
+    is_itself: bool = False
+    """Whether it differs itself."""
+
+    descent: Descent | None = None
+    """The operation where it does."""
+
+    excused: str | None = None
+    """A module of A that gives the same on the same input, whatever differs inside of it."""
+
+    reason: str = ""
+    """Why it could not be asked."""
+
+
+class Locator:
+    """Ask the modules around one difference."""
+
+    def __init__(self, difference: Difference, pair: Pair) -> None:
+        assert difference.traces is not None
+        self._difference = difference
+        self._pair = pair
+        self._is_backward = difference.direction in BACKWARD
+        self._callers = {
+            site.module: site.caller for site in difference.traces[0].sites if site.kind == "value"
+        }
+        self._known_b = difference.traces[1].facts.modules
+        self._made: dict[Paths, Graft | str] = {}
+
+    def locate(self) -> Located:
+        """Find the module that differs itself, beginning at the one that is blamed."""
+        difference = self._difference
+        first = (difference.first or "", difference.first_b or "")
+        for paths in [*self._list_candidates(), first]:
+            graft = self._graft(paths, difference.visit)
+            if isinstance(graft, Graft) and self.is_itself(graft):
+                return self._go_down(paths, graft)
+        graft = self._graft(first, difference.visit)
+        if difference.direction == "forward":
+            return self._go_up(first, graft)
+        if isinstance(graft, str):
+            return Located(first, reason=graft)
+        return Located(first, graft)
+
+    def is_itself(self, graft: Graft) -> bool:
+        """Tell whether two modules differ on an input that is bit for bit the same.
+
+        What came in agreed to rounding before and is equal now, so nothing is amplified.
+        """
+        at = self._difference.introduced
+        limit = self._difference.limit
+        if at is not None and math.isfinite(at):
+            limit = min(limit, at / 4)
+        return self.measure(graft) > limit
+
+    def measure(self, graft: Graft) -> float:
+        """Give the error that counts."""
+        return graft.error(self._difference.direction)
+
+    def _list_candidates(self) -> list[Paths]:
+        """List who may be to blame where that is not certain, innermost first."""
+        candidates = self._difference.candidates
+        if not self._is_backward or len(candidates) < 2:
+            return []
+        named = [(path, self._partner(path)) for path in candidates]
+        known = [(a, b) for a, b in named if b is not None]
+        return sorted(known, key=lambda paths: -paths[0].count("."))
+
+    def _partner(self, path: str) -> str | None:
+        """Give the module of B that is aligned with one of A."""
+        found = self._difference.names.get(path)
+        return path if found is None and path in self._known_b else found
+
+    def _graft(self, paths: Paths, visit: int = 0) -> Graft | str:
+        """Run both modules on A's input, or say why not."""
+        if paths not in self._made:
+            self._made[paths] = self._try_graft(paths, visit)
+        return self._made[paths]
+
+    def _try_graft(self, paths: Paths, visit: int) -> Graft | str:
+        pair = self._pair
+        try:
+            return make_graft(
+                pair.models, paths, pair.calls, visit=visit, backward=self._is_backward
+            )
+        except NotCaught as error:
+            # The visit is that of the site, whose module may run more often than the blamed one.
+            return self._try_graft(paths, 0) if visit else str(error)
+        except CannotReplay as error:
+            return str(error)
+        except Exception as error:  # a module that does not run on another one's input
+            return f"{type(error).__name__}: {error}"
+
+    def _go_down(self, paths: Paths, graft: Graft) -> Located:
+        """Descend into a module that differs itself, and into the child that does."""
+        found: Descent | None = None
+        for _ in range(_DEEPEST):
+            found = self._descend(graft)
+            if found is None or found.children is None:
+                break
+            below = found.children
+            inner = self._graft(below, found.number)
+            if isinstance(inner, str) or not self.is_itself(inner):
+                break
+            paths, graft = below, inner
+        return Located(paths, graft, is_itself=True, descent=found)
+
+    def _descend(self, graft: Graft) -> Descent | None:
+        error = self.measure(graft)
+        limit = self._difference.limit
+        try:
+            return descend(
+                graft,
+                backward=self._is_backward,
+                limit=limit,
+                error=error,
+                names=self._difference.names,
+            )
+        except Exception:  # the graft has run; a mode inside may be what a forward does not bear
+            return None
+
+    def _go_up(self, first: Paths, graft: Graft | str) -> Located:
+        """Ask those who called a module that agrees, or that cannot be asked."""
+        agrees = None if isinstance(graft, str) or not self._is_inside(first[0]) else first[0]
+        for paths in self._list_callers(first[0]):
+            above = self._graft(paths)
+            if isinstance(above, str):
+                continue
+            if not self.is_itself(above):
+                agrees = paths[0] if agrees is None else agrees
+            elif isinstance(graft, str):
+                break  # it may be the blamed module as well as another one
+            else:
+                return self._go_down(paths, above)
+        else:
+            if agrees is not None:
+                return Located(first, excused=agrees)
+        if isinstance(graft, str):
+            return Located(first, reason=graft)
+        return Located(first, graft)
+
+    def _is_inside(self, path: str) -> bool:
+        """Tell whether the value that differs is inside of a module, not what it gives."""
+        pair = next(one for one in self._difference.pairs if one.verdict == "introduces")
+        return pair.module != path
+
+    def _list_callers(self, path: str) -> Iterator[Paths]:
+        """List who called a module, from the inside out."""
+        seen = {path}
+        caller = self._callers.get(path)
+        while caller is not None and caller not in seen and len(seen) < _DEEPEST:
+            seen.add(caller)
+            partner = self._partner(caller)
+            if partner is not None:
+                yield caller, partner
+            caller = self._callers.get(caller)
