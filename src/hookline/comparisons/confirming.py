@@ -208,9 +208,9 @@ def _leave_out(difference: Difference, excused: Mapping[str, str]) -> Difference
         for name in names
     ]
     changed = replace(difference, pairs=pairs, notes=(*difference.notes, *notes))
-    if not difference.same:
-        return changed
-    errors = [pair.r for pair in pairs if pair.verdict == "agrees" and pair.r is not None]
+    verdicts = [pair.verdict for pair in pairs]
+    until = verdicts.index("introduces") if "introduces" in verdicts else None
+    errors = [pair.r for pair in pairs[:until] if pair.verdict == "agrees" and pair.r is not None]
     return replace(changed, agree_to=max(errors, default=0.0))
 
 

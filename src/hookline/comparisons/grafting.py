@@ -7,7 +7,7 @@ the name of the argument, else in order by their shape. So the two may have othe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,12 @@ class Graft:
     notes: tuple[str, ...] = ()
     """What could not be compared."""
 
-    def error(self, direction: str | None) -> float:
-        """Give the largest error of what counts in a direction; 0 where there is nothing."""
-        counted = [*self.outputs.values()]
-        if direction in ("backward", "parameter gradient"):
-            counted = [*self.gradients.values(), *self.parameters.values()]
-        return max(counted, default=0.0)
+    def error(self, direction: str | None, *, without: Container[str] = ()) -> float:
+        """Give the largest error of what counts in a direction, but for some parameters."""
+        if direction not in ("backward", "parameter gradient"):
+            return max(self.outputs.values(), default=0.0)
+        own = [error for name, error in self.parameters.items() if name not in without]
+        return max([*self.gradients.values(), *own], default=0.0)
 
 
 def make_graft(

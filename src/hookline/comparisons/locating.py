@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from hookline.addresses.pattern import escape
 from hookline.comparisons.calling import StepCall
 from hookline.comparisons.catching import NotCaught
 from hookline.comparisons.descending import Descent, descend
@@ -74,6 +75,12 @@ class Locator:
             site.module: site.caller for site in difference.traces[0].sites if site.kind == "value"
         }
         self._known_b = difference.traces[1].facts.modules
+        self._fine = {
+            pair.site
+            for pair in difference.pairs
+            if pair.kind == "parameter gradient" and pair.verdict in ("agrees", "noise")
+        }
+        """The gradients of parameters that are the same in both steps."""
         self._made: dict[Paths, Graft | str] = {}
 
     def locate(self) -> Located:
@@ -85,7 +92,7 @@ class Locator:
             if isinstance(graft, Graft) and self.is_itself(graft):
                 return self._go_down(paths, graft)
         graft = self._graft(first, difference.visit)
-        if difference.direction == "forward":
+        if difference.direction == "forward" or self._can_excuse_gradients():
             return self._go_up(first, graft)
         if isinstance(graft, str):
             return Located(first, reason=graft)
@@ -103,8 +110,10 @@ class Locator:
         return self.measure(graft) > limit
 
     def measure(self, graft: Graft) -> float:
-        """Give the error that counts."""
-        return graft.error(self._difference.direction)
+        """Give the error that counts; not of parameters whose gradients agreed, or are noise."""
+        start = f"{graft.call.path}." if graft.call.path else ""
+        fine = {name for name in graft.parameters if f"{escape(start + name)}:grad" in self._fine}
+        return graft.error(self._difference.direction, without=fine)
 
     def _list_candidates(self) -> list[Paths]:
         """List who may be to blame where that is not certain, innermost first."""
@@ -187,6 +196,12 @@ class Locator:
         if isinstance(graft, str):
             return Located(first, reason=graft)
         return Located(first, graft)
+
+    def _can_excuse_gradients(self) -> bool:
+        """Tell whether a gradient inside may differ: what came of them for parameters agrees."""
+        return self._difference.direction == "backward" and not any(
+            pair.kind in ("parameter gradient", "update") for pair in self._difference.differing
+        )
 
     def _is_inside(self, path: str) -> bool:
         """Tell whether the value that differs is inside of a module, not what it gives."""

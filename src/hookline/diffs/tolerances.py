@@ -7,6 +7,7 @@ has once gone through bfloat16 stays that coarse. Knows no models.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -138,8 +139,8 @@ def set_limits(
         limits = np.where(is_exact, limits, tolerance)
         is_given |= ~is_exact
     for pattern, allowed in (allow or {}).items():
-        chosen = [_matches(pattern, pair.a) or _matches(pattern, pair.b) for pair in pairs]
-        here = np.array(chosen, bool)
+        is_meant = _make_matcher(pattern)
+        here = np.array([is_meant(pair.a) or is_meant(pair.b) for pair in pairs], bool)
         limits = np.where(here, allowed, limits)
         is_given |= here
     return Limits(tuple(precisions), units, own_floors, limits, is_given)
@@ -147,29 +148,39 @@ def set_limits(
 
 def find_unused(allow: Mapping[str, float] | None, pairs: Sequence[Pair]) -> list[str]:
     """List the patterns that name nothing."""
-    return [
-        pattern
-        for pattern in allow or {}
-        if not any(_matches(pattern, pair.a) or _matches(pattern, pair.b) for pair in pairs)
-    ]
+    found = []
+    for pattern in allow or {}:
+        is_meant = _make_matcher(pattern)
+        if not any(is_meant(pair.a) or is_meant(pair.b) for pair in pairs):
+            found.append(pattern)
+    return found
 
 
-def _matches(pattern: str, site: TraceSite) -> bool:
-    """Tell whether a pattern means a site: its module, that and more, or its address."""
-    if pattern == site.address:
-        return True
-    matches = _compile(pattern)
+def _make_matcher(pattern: str) -> Callable[[TraceSite], bool]:
+    """Give what tells whether a pattern means a site: its module, a parameter, or its address."""
     if is_regex(pattern):
-        return bool(matches(site.module) or matches(site.address))
+        matches = compile_path(pattern)
+        return lambda site: bool(matches(site.module) or matches(site.address))
     path = read_path(pattern).text
     rest = pattern[len(path) :]
-    own = read_path(site.address).text
-    is_here = matches(site.module) or matches(unescape(own))
-    return bool(is_here) and (not rest or site.address[len(own) :].startswith(rest))
+    matches = compile_path(path)
+
+    def is_meant(site: TraceSite) -> bool:
+        if pattern == site.address:
+            return True
+        own, end = _split(site.address)
+        if rest and not end.startswith(rest):
+            return False
+        return bool(matches(site.module) or matches(unescape(own)))
+
+    return is_meant
 
 
-def _compile(pattern: str) -> Callable[[str], object]:
-    return compile_path(pattern if is_regex(pattern) else read_path(pattern).text)
+@functools.lru_cache(maxsize=16384)
+def _split(address: str) -> tuple[str, str]:
+    """Split an address into its path and what follows."""
+    path = read_path(address).text
+    return path, address[len(path) :]
 
 
 def _follow(traces: tuple[Trace, Trace], pairs: Sequence[Pair], sides: Sequence[int]) -> list[int]:

@@ -73,17 +73,16 @@ def _say_where(difference: Difference) -> str:
         if difference.agree_to == 0
         else (f"agree to {write_rough(difference.agree_to)}")
     )
-    where = "" if not at else f"{at},"
     before = _BEFORE.get(difference.direction or "", "up to")
-    place = name_place(difference)
+    place = name_place(difference) + at
     if difference.is_gradual:
         return (
-            f"Runs{where} {agree} at best; the difference grows gradually, most at {place}: "
+            f"Runs {agree} at best; the difference grows gradually, most at {place}: "
             f"{_say_size(difference)}"
         )
     if difference.word:
-        return f"Runs{where} {agree} {before} {place}; {difference.word}"
-    return f"Runs{where} {agree} {before} {place}; it introduces {_say_size(difference)}"
+        return f"Runs {agree} {before} {place}; {difference.word}"
+    return f"Runs {agree} {before} {place}; it introduces {_say_size(difference)}"
 
 
 def _say_size(difference: Difference) -> str:

@@ -46,8 +46,8 @@ def staged(
                     yield
                 finally:
                     with torch.no_grad():
-                        for one, copy in copies:
-                            one.copy_(copy)
+                        for tensor, copy in copies:
+                            tensor.copy_(copy)
         finally:
             for one, grad in grads:
                 one.grad = grad

@@ -171,11 +171,11 @@ def _compare(pair: PairResult) -> float:
     """Give the power of ten between r and its limit; NaN where nothing was compared."""
     if pair.r is None or math.isnan(pair.r):
         return math.nan
-    if pair.r == 0:
+    if pair.r == 0 or math.isinf(pair.limit):
         return -math.inf
     if pair.limit == 0 or math.isinf(pair.r):
         return math.inf
-    return math.log10(pair.r / pair.limit)
+    return math.log10(pair.r) - math.log10(pair.limit)  # the ratio itself may be too small
 
 
 def _write(number: float | None) -> str:
