@@ -103,11 +103,14 @@ def test_graft_binds_other_signatures_by_shape() -> None:
 
 def test_graft_of_modules_that_take_nothing_alike_says_so() -> None:
     class Square(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = Renamed(nn.Linear(2, 2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor]:
             return self.fc(x @ x.T)
 
     a, b = nn.Sequential(nn.Linear(4, 4)), Square()
-    b.fc = nn.Linear(2, 2)
     call = StepCall((torch.randn(2, 4),))
     with pytest.raises(NotCaught, match="no argument of the same shape"):
         make_graft((a, b), ("0", "fc"), (call, call))

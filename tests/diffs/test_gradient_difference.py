@@ -374,3 +374,40 @@ def test_second_backward_shows_in_the_parameters() -> None:
     found = compare(make(1), make(2))
     assert (found.first, found.direction) == ("", "parameter gradient")
     assert found.causes == ("every gradient is 2.00 times",)
+
+
+def test_gradient_in_pieces_is_not_compared() -> None:
+    """Positions are embedded once here, and there again for each half of the batch."""
+
+    def make(visits: int) -> MemoryTrace:
+        maker = TraceMaker()
+        torch.manual_seed(0)
+        x, grad = torch.randn(2, 9)
+        for visit in range(visits):
+            value = maker.value("places", "output", x, caller="", visit=visit, requires_grad=True)
+            maker.gradient(value, grad / visits)
+        return maker.build()
+
+    found = compare(make(1), make(2))
+    assert found.same
+    assert [one.kind for one in found.pairs] == ["value"]
+    assert not compare(make(2), MemoryTrace(make(2).sites, {0: torch.ones(9)})).same
+
+
+def test_nearly_all_updates_differ_by_the_optimizer() -> None:
+    """Decay moves each weight by another share."""
+
+    def make(decay: float) -> MemoryTrace:
+        maker = TraceMaker()
+        torch.manual_seed(0)
+        maker.value("m", "output", torch.randn(9), caller="")
+        for name in ("weight", "bias", "scale"):
+            parameter = maker.parameter("m", name, torch.randn(9))
+            grad = torch.randn(9)
+            maker.parameter_gradient(parameter, grad)
+            maker.update(parameter, grad - decay * maker.tensors[parameter])
+        return maker.build()
+
+    found = compare(make(0), make(0.3))
+    assert (found.first, found.direction) == ("", "update")
+    assert found.causes == ("3 of 3 updates differ",)

@@ -77,7 +77,7 @@ def visit(browser: Any, broken: Path) -> Iterator[DiffVisit]:
 
 
 def test_page_opens_in_silence_at_the_first_difference(visit: DiffVisit) -> None:
-    assert visit.text("h1").startswith("Runs at step 0, agree to 1e-7 up to blocks.4.mlp.act")
+    assert visit.text("h1").startswith("Runs agree to 1e-7 up to blocks.4.mlp.act")
     assert visit.text("#verdict-kind") == "They differ"
     assert visit.text(".site-name") == FIRST
     assert visit.row(FIRST).get_attribute("aria-selected") == "true"

@@ -72,7 +72,7 @@ def test_policy_allows_exactly_the_script_and_the_style_of_the_page(page: str) -
 
 
 def test_answer_is_there_without_any_script(page: str) -> None:
-    assert "<h1>Runs at step 0, agree to 1e-7 up to blocks.1.mlp.act (GELU)" in page
+    assert "<h1>Runs agree to 1e-7 up to blocks.1.mlp.act (GELU) at step 0" in page
     text = page.split("<noscript>")[1].split("</noscript>")[0]
     assert "introduces" in text
 

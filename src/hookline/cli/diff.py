@@ -113,16 +113,16 @@ def diff_runs(
         _update(Path(a), Path(b))
         return
     with _refusing():
-        from hookline.diffs.comparing import compare
+        from hookline.diffs.ranking import compare_runs
         from hookline.diffs.reading import open_trace
 
         traces = [open_trace(Path(one)) for one in (a, b)]
         for trace, name in zip(traces, (a, b), strict=True):
             if step is not None and step not in trace.steps:
                 raise Misused(f"`{name}` has no step {step}; it has {_list_steps(trace.steps)}")
-        found = compare(
-            traces[0],
-            traces[1],
+        found = compare_runs(
+            Path(a),
+            Path(b),
             names=names or None,
             allow=allow or None,
             tolerance=tolerance,

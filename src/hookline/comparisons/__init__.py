@@ -9,6 +9,7 @@ rerunning.py   a module called again by itself
 grafting.py    both modules on the same input
 recorded.py    a module on the input that a run has kept
 operations.py  the operations of a module's own forward
+pairing.py     the operations of two forwards side by side
 descending.py  the first operation that differs
 locating.py    up and down to the module that differs itself
 confirming.py  what these add to a difference

@@ -1,8 +1,8 @@
 """Descend into a module that differs: the first of its operations that does, and its line.
 
-Both modules run on A's input. Their operations are put side by side in order, by name and shape;
-what is left over is paired by its values. The first operation whose result differs while what it
-was given agrees is the one; in backward the same from the end, by the gradients.
+Both modules run on A's input, and their operations are put side by side. The first one whose
+result differs while what it was given agrees is the one; in backward the same from the end, by the
+gradients.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from hookline.addresses.inside import canonical_operation
 from hookline.addresses.pattern import escape
 from hookline.comparisons.grafting import Graft
 from hookline.comparisons.operations import Call
+from hookline.comparisons.pairing import pair_calls, sizes_of
 from hookline.comparisons.rerunning import rerun
 from hookline.diffs.measuring import relative_error
 
@@ -113,30 +113,7 @@ class _Pairs:
         self.b = b
         self._limit = limit
         self._error = error
-        self._errors: dict[int, float] = {}
-        self.to_b: dict[int, int] = {}
-        keys_a = [(one.name, one.shapes) for one in a]
-        keys_b = [
-            (names.get(one.name, one.name) if one.is_child else one.name, one.shapes) for one in b
-        ]
-        matcher = SequenceMatcher(None, keys_a, keys_b, autojunk=False)
-        for block in matcher.get_matching_blocks():
-            for offset in range(block.size):
-                self.to_b[block.a + offset] = block.b + offset
-        self._pair_values()
-
-    def _pair_values(self) -> None:
-        """Pair what is left over where both sides came to the same value."""
-        taken = set(self.to_b.values())
-        free = [index for index in range(len(self.b)) if index not in taken]
-        for index, one in enumerate(self.a):
-            if index in self.to_b:
-                continue
-            for other in free:
-                if _sizes(one) == _sizes(self.b[other]) and self._agree(one, self.b[other]):
-                    self.to_b[index] = other
-                    free.remove(other)
-                    break
+        self.to_b = pair_calls(a, b, names, self._agree)
 
     def _threshold(self, tensor: Tensor) -> float:
         unit = torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
@@ -153,7 +130,7 @@ class _Pairs:
     def differs(self, index: int) -> bool:
         """Tell whether the results of an operation of A and its partner differ."""
         one, other = self.a[index], self.b[self.to_b[index]]
-        return _sizes(one) != _sizes(other) or not self._agree(one, other)
+        return sizes_of(one) != sizes_of(other) or not self._agree(one, other)
 
     def first_forward(self) -> tuple[int | None, int | None] | None:
         """Find the first operation that differs: its number in A and in B, None where alone."""
@@ -257,10 +234,6 @@ def _is_alike(one: Call, other: Call) -> bool:
     )
 
 
-def _sizes(call: Call) -> list[int]:
-    return [torch.Size(shape).numel() for shape in call.shapes]
-
-
 def _tell(
     graft: Graft,
     found: tuple[int | None, int | None],
@@ -278,7 +251,7 @@ def _tell(
         causes.append(f"{_word(other)} only in B{_at(other.line.place)}")
     elif other is None:
         causes.append(f"{_word(one)} only in A{_at(one.line.place)}")
-    elif one.name != other.name and not is_pair:
+    elif one.name != other.name and not (is_pair and one.is_child and other.is_child):
         causes.append(f"{_word(one)} here, {_word(other)} there")
     else:
         causes += compare_arguments(one, other)

@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from hookline.comparisons.calling import StepCall, naming_model, read_pair
@@ -20,14 +19,18 @@ from hookline.comparisons.locating import Pair
 from hookline.comparisons.seeding import seed_states
 from hookline.diffs.comparing import compare
 from hookline.diffs.difference import Difference
+from hookline.diffs.ranking import compare_ranks
 from hookline.diffs.reading import open_trace
 from hookline.diffs.traces import Trace
 from hookline.recordings import LiveTrace, calibrate_floors, read_call, trace_step
 from hookline.recordings.calls import read_arguments
 from hookline.runs import Run
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 Side = nn.Module | Run | str | os.PathLike[str]
-Floors = npt.NDArray[np.float64] | Mapping[int, float] | None
+Floors: TypeAlias = "npt.NDArray[np.float64] | Mapping[int, float] | None"
 
 
 def diff(
@@ -67,8 +70,11 @@ def diff(
     if not any(is_model):
         given = {"inputs": inputs, "loss": loss, "optimizer": optimizer, "inputs_b": inputs_b}
         _refuse([name for name, value in given.items() if value is not None])
-        traces = open_trace(_name(a)), open_trace(_name(b))
-        return options.compare(*traces, floors=_read_floors(traces[0], calibrate))
+        return compare_ranks(
+            _name(a),
+            _name(b),
+            lambda x, y: options.compare(x, y, floors=_read_floors(x, calibrate)),
+        )
     stored = {at: open_trace(_name(one)) for at, one in enumerate((a, b)) if not is_model[at]}
     for trace in stored.values():
         options = options.at_step_of(trace)

@@ -1,7 +1,8 @@
 """Graft: both modules on the same input, to tell the one that differs from one that inherits.
 
-The call of B's module is taken as B makes it, and the values of A's call are put in its place: by
-the name of the argument, else in order by their shape. So the two may have other signatures.
+Where both take the same arguments, B's module is called as A's was. Else the call of B's module is
+taken as B makes it, and the values of A's call are put in its place: by the name of the argument,
+or in order by their shape.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
@@ -19,7 +21,9 @@ from hookline.comparisons.calling import StepCall
 from hookline.comparisons.catching import CaughtCall, NotCaught, catch_call
 from hookline.comparisons.rerunning import Rerun, rerun
 from hookline.diffs.measuring import relative_error
-from hookline.hooks.arguments import unbind
+from hookline.hooks.arguments import known_names, unbind
+
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +76,11 @@ def make_graft(
     """Run A's module and B's on A's input; raise `NotCaught` where that cannot be done."""
     caught = catch_call(models[0], paths[0], calls[0], visit=visit, backward=backward)
     other = catch_call(models[1], paths[1], calls[1], visit=visit)
-    arguments, notes = transplant(dict(_trees.leaves(caught.bound)), other)
+    if _can_take(other, caught):
+        arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (caught.args, caught.kwargs)
+        notes: list[str] = []
+    else:
+        arguments, notes = transplant(dict(_trees.leaves(caught.bound)), other)
     gradients = caught.gradients if backward else None
     done_a = rerun(caught.module, caught, (caught.args, caught.kwargs), gradients=gradients)
     done_b = rerun(other.module, caught, arguments, gradients=gradients)
@@ -89,6 +97,24 @@ def make_graft(
     )
 
 
+def _can_take(other: CaughtCall, caught: CaughtCall) -> bool:
+    """Tell whether B's module can be called just as A's is: with plain arguments, too.
+
+    Not with objects that nobody looks into: a cache of A's holds what A has put there.
+    """
+    names = [known_names(one.module) for one in (caught, other)]
+    is_alike = names[0] == names[1] and names[0] is not None
+    device = {one.device for call in (caught, other) for _, one in _trees.leaves(call.bound)}
+    return is_alike and len(device) <= 1 and _is_plain(caught.args) and _is_plain(caught.kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (Tensor, *_PLAIN)):
+        return True
+    items = _trees.children(value)
+    return items is not None and all(_is_plain(item) for _, item in items)
+
+
 def transplant(
     values: Mapping[Path, Tensor], other: CaughtCall
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[str]]:
@@ -98,8 +124,7 @@ def transplant(
     swaps: dict[Path, Tensor] = {}
     for path, tensor in wanted.items():
         twin = given.get(path)
-        # Of another shape it is still the argument of that name, if one of its kind.
-        if twin is not None and (_fits(twin, tensor) or twin.ndim == tensor.ndim):
+        if twin is not None and (_fits(twin, tensor) or _is_alike(twin, tensor)):
             swaps[path] = given.pop(path).to(tensor.device)
     for path, tensor in wanted.items():
         fitting = [key for key, one in given.items() if _fits(one, tensor)]
@@ -111,6 +136,11 @@ def transplant(
     notes = [f"the argument `{name}` has no partner and stayed B's own" for name in left]
     made = _trees.map_tensors(other.bound, lambda path, tensor: swaps.get(path, tensor))
     return unbind(other.module, made, other.args, other.kwargs), notes
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    """Tell whether an argument may have been meant, of another length but the same width."""
+    return one.ndim == other.ndim > 1 and one.shape[-1] == other.shape[-1]
 
 
 def _fits(one: Tensor, other: Tensor) -> bool:

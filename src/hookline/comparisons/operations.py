@@ -81,6 +81,7 @@ class OperationNotes(TorchFunctionMode):
         self._names = {id(entry.module): entry.names[0] for entry in tree.entries}
         self._gradients = gradients
         self._makers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._counts: dict[str, int] = {}
         self._bytes = 0
         self._depth = 0
         self._alive: list[tuple[Tensor, Call, int]] = []
@@ -164,7 +165,9 @@ class OperationNotes(TorchFunctionMode):
             number -= 1
             inputs = (*last.inputs, *(one for one in inputs if one != number))
             self.calls.pop()
-        count = sum(1 for one in self.calls if one.name == name)
+            self._counts[name] -= 1
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
         call = Call(
             name=name,
             is_child=is_child,

@@ -19,6 +19,9 @@ from hookline.diffs.tracing_back import Blame
 if TYPE_CHECKING:
     from hookline.diffs.matches import Alignment
 
+_FAR = 10.0
+"""What may be off by this many times the usual limit says nothing about how well runs agree."""
+
 
 def conclude(
     judgement: Judgement, origin: Origin | None, *, alignment: Alignment, steps: tuple[int, int]
@@ -27,6 +30,7 @@ def conclude(
     a, b = judgement.traces
     pairs = [_judge_pair(judgement, origin, pair) for pair in judgement.pairs]
     tie = find_broken_tie((a.facts, b.facts), alignment.names)
+    usual = _find_usual(pairs)
     found = Difference(
         same=origin is None,
         step=steps[0],
@@ -37,14 +41,10 @@ def conclude(
         names=dict(alignment.names),
         titles=(a.facts.title or "A", b.facts.title or "B"),
         traces=judgement.traces,
-        agree_to=_find_largest(pairs[: None if origin is None else origin.pair.place]),
+        agree_to=_find_largest(pairs[: None if origin is None else origin.pair.place], usual),
     )
     if origin is None:
-        usual = [pair.limit for pair in pairs if pair.r is not None and pair.limit > 0]
-        notes = (tie[1],) if tie is not None else ()
-        return dataclasses.replace(
-            found, limit=float(np.median(usual)) if usual else 0.0, notes=notes
-        )
+        return dataclasses.replace(found, limit=usual, notes=() if tie is None else (tie[1],))
     return _describe(found, judgement, origin, tie)
 
 
@@ -163,8 +163,19 @@ def _find_verdict(judgement: Judgement, origin: Origin | None, pair: Pair) -> st
     return "missing" if pair.missing else "inherits"
 
 
-def _find_largest(results: Sequence[PairResult]) -> float:
-    """Give the largest error of those that agree."""
+def _find_usual(results: Sequence[PairResult]) -> float:
+    """Give the limit that most pairs have."""
+    found = [one.limit for one in results if one.r is not None and one.limit > 0]
+    return float(np.median(found)) if found else 0.0
+
+
+def _find_largest(results: Sequence[PairResult], usual: float) -> float:
+    """Give the largest error of those that agree, but for those that may be far off."""
     return max(
-        (one.r for one in results if one.r is not None and one.verdict == "agrees"), default=0.0
+        (
+            one.r
+            for one in results
+            if one.r is not None and one.verdict == "agrees" and one.limit <= _FAR * usual
+        ),
+        default=0.0,
     )

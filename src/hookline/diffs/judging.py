@@ -21,9 +21,9 @@ from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
     TABLE,
+    TELLING_FLOORS,
     TELLING_GAIN,
     TELLING_UNITS,
-    USUAL_UNITS,
     Limits,
 )
 from hookline.diffs.traces import Trace
@@ -172,7 +172,7 @@ class Judgement:
         )
 
     def _stands_out(self, pair: Pair) -> bool:
-        """Tell whether a pair is well above what it was made of, and what rounding leaves.
+        """Tell whether a pair is well above what it was made of.
 
         The floor of a site is mostly of rounding before it. How far that went is known here, so
         the floor tells no more than how much the module makes of it.
@@ -182,8 +182,10 @@ class Judgement:
             floors = self.limits.floors[[source.place, pair.place]]
             if floors[0] > 0 and floors[1] > floors[0]:
                 largest *= float(floors[1] / floors[0])
-        usual = USUAL_UNITS * float(self.limits.units[pair.place])
-        return float(self.gaps.r[pair.place]) >= TELLING_GAIN * max(largest, usual)
+        r, floor = float(self.gaps.r[pair.place]), float(self.limits.floors[pair.place])
+        # A floor from another backend or model is of more than rounding: it allows what it shows.
+        is_above = math.isnan(floor) or r > TELLING_FLOORS * floor
+        return is_above and r >= TELLING_GAIN * largest
 
     def _follow(self, pair: Pair) -> Origin:
         """Follow a difference back to where it was introduced."""

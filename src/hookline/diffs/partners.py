@@ -120,9 +120,9 @@ def _pair_pieces(pairs: SitePairs, path_a: str, path_b: str, rule: str) -> None:
     is_split_b = visits_b == many
     whole, parts = (a, b) if is_split_b else (b, a)
     path_whole, path_parts = (path_a, path_b) if is_split_b else (path_b, path_a)
-    # Where the whole model ran once a piece, all visits of the first piece come first.
-    is_outermost = parts.count_visits("") * few == whole.count_visits("") * many
     pieces = many // few
+    # Where what is around it ran once a piece, all visits of the first piece come first.
+    is_outermost = _count_around(parts, whole, path_parts, path_whole) == pieces
     for (port, visit), leaves in whole.values.get(path_whole, {}).items():
         numbers = (
             [visit + few * piece for piece in range(pieces)]
@@ -136,3 +136,13 @@ def _pair_pieces(pairs: SitePairs, path_a: str, path_b: str, rule: str) -> None:
             if len(sites) == pieces and dim is not None:
                 one, several = ((site,), sites) if is_split_b else (sites, (site,))
                 pairs.add(Match(one, several, rule, "concat", dim))
+
+
+def _count_around(parts: Outline, whole: Outline, path_parts: str, path_whole: str) -> float:
+    """Give how often the module around ran on the one side for once on the other."""
+    while path_parts and path_whole:
+        path_parts, path_whole = path_parts.rpartition(".")[0], path_whole.rpartition(".")[0]
+        counts = parts.count_visits(path_parts), whole.count_visits(path_whole)
+        if all(counts):  # a list of modules does not run itself
+            return counts[0] / counts[1]
+    return parts.count_visits("") / max(1, whole.count_visits(""))

@@ -83,11 +83,16 @@ def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
     """Bring the matches into the order of judging, with what is missing on one side."""
     a, b = traces
     keyed: list[_Keyed] = []
+    visits = _count_visits(a), _count_visits(b)
     for match in alignment.matches:
         first, second = a.sites[match.a[0]], b.sites[match.b[0]]
         phase = PHASES.get(first.kind)
-        if phase is not None:
-            keyed.append(((phase, float(match.a[-1])), match, first, second, ""))
+        # What one side makes once and the other again for each piece of the batch has its
+        # gradient in pieces there.
+        is_piece = visits[0].get(first.module) != visits[1].get(second.module)
+        if phase is None or (phase == BACKWARD and is_piece and not match.is_group):
+            continue
+        keyed.append(((phase, float(match.a[-1])), match, first, second, ""))
     keyed.extend(_find_missing(traces, alignment))
     keyed.extend(_find_unchanged(traces, alignment))
     keyed.sort(key=lambda one: one[0])
@@ -95,6 +100,14 @@ def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
         Pair(place, match, first, second, key[0], side)
         for place, (key, match, first, second, side) in enumerate(keyed)
     ]
+
+
+def _count_visits(trace: Trace) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for site in trace.sites:
+        if site.kind == "value":
+            found[site.module] = max(found.get(site.module, 0), site.visit + 1)
+    return found
 
 
 def _find_missing(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:

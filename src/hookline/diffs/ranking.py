@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 from hookline.diffs.comparing import compare
 from hookline.diffs.difference import Difference
 from hookline.diffs.reading import list_ranks, open_trace
+from hookline.diffs.traces import Trace
 from hookline.runs import Run, open_run
 
+RunLike = str | os.PathLike[str] | Run
 
-def compare_runs(
-    a: str | os.PathLike[str] | Run, b: str | os.PathLike[str] | Run, **options: Any
-) -> Difference:
+
+def compare_runs(a: RunLike, b: RunLike, **options: Any) -> Difference:
     """Find the first place where two run folders differ; the options are those of `compare`."""
+    return compare_ranks(a, b, lambda x, y: compare(x, y, **options))
+
+
+def compare_ranks(
+    a: RunLike, b: RunLike, compare_traces: Callable[[Trace, Trace], Difference]
+) -> Difference:
+    """Compare two run folders by comparing traces: one of each rank, or of all together."""
     runs = [one if isinstance(one, Run) else open_run(one) for one in (a, b)]
     ranks = [list_ranks(run) for run in runs]
     if len(ranks[0]) < 2 or ranks[0] != ranks[1]:
-        return compare(open_trace(runs[0]), open_trace(runs[1]), **options)
+        return compare_traces(open_trace(runs[0]), open_trace(runs[1]))
     found: list[tuple[int, Difference]] = []
     for rank in ranks[0]:
-        one = compare(open_trace(runs[0], rank=rank), open_trace(runs[1], rank=rank), **options)
+        one = compare_traces(open_trace(runs[0], rank=rank), open_trace(runs[1], rank=rank))
         found.append((rank, one))
     differing = [one for one in found if not one[1].same]
     if not differing:

@@ -39,8 +39,11 @@ TIMES_FLOOR = 10.0
 LEAST_UNITS = 10.0
 """And more than this many units of round-off, however small the floor."""
 
-TELLING_UNITS = 20.0
+TELLING_UNITS = 12.0
 """With another sign of a difference, such as another setting, this many units are enough."""
+
+TELLING_FLOORS = 1.2
+"""And, where the floor was measured, this many times that."""
 
 USUAL_UNITS = 4.0
 """What rounding alone usually leaves at one site; what a gain is measured against."""

@@ -15,6 +15,7 @@ from hookline.recordings.calls import INPUTS, write_call
 from hookline.recordings.course import Course, MakeSite
 from hookline.recordings.facts import read_facts
 from hookline.recordings.listening import TraceListener
+from hookline.recordings.shards import find_shard, sketch_shard
 from hookline.recordings.states import Buffers
 from hookline.recordings.storing import VALUES, Wanted, choose_tensors, to_site_facts, write_facts
 from hookline.recordings.tracing import listen_everywhere
@@ -25,6 +26,16 @@ from hookline.watchers.delivering import Delivery
 from hookline.watchers.listening import WatchListener
 from hookline.watchers.options import Options
 from hookline.watchers.recording import Recorder
+
+
+def measure(recorder: Recorder, site: int, tensor: Tensor) -> None:
+    """Have a value measured; of one that is spread over ranks, what this rank has."""
+    shard = None if type(tensor) is Tensor else find_shard(tensor)
+    if shard is None:
+        recorder.measure(site, tensor)
+    else:
+        with torch.no_grad():
+            recorder.measure_part(site, shard.local, sketch_shard(shard))
 
 
 class RecorderSink:
@@ -45,14 +56,14 @@ class RecorderSink:
 
     def measure(self, site: int, tensor: Tensor) -> None:
         """Measure a value, and write it where it is kept whole."""
-        self._recorder.measure(site, tensor)
+        measure(self._recorder, site, tensor)
         if self.is_kept is not None:
             self.keep(site, tensor)
 
     def share(self, site: int, first: int, tensor: Tensor) -> None:
         """Measure again what in the first step was no other site's tensor, or another's."""
         if self._recorder.facts[site].more.get("same_as") != first:
-            self._recorder.measure(site, tensor)
+            measure(self._recorder, site, tensor)
 
     def keep(self, site: int, tensor: Tensor) -> None:
         """Write a tensor into the file of the step."""
@@ -61,7 +72,7 @@ class RecorderSink:
         if self.file is None:
             self.file = self.open_file()
         if self.file is not None:
-            self.file.add(str(site), tensor)
+            self.file.add(str(site), getattr(tensor, "_local_tensor", tensor))
 
 
 class RecordListener(TraceListener):

@@ -20,6 +20,7 @@ from torch import Tensor
 from hookline._errors import NotRecorded
 from hookline.replays.randomness import RandomStates, take_states
 from hookline.runs import Dump, Run, open_run
+from hookline.stats.preparing import PLAIN
 
 INPUTS = "inputs"
 """What the dumps of calls are called."""
@@ -81,12 +82,12 @@ class _NotKept(Exception):
 
 def _write(value: Any, tensors: dict[str, Tensor], known: dict[int, str]) -> Any:
     """Write a value of a call as JSON; a tensor by its key among the dumped ones."""
-    if isinstance(value, Tensor):
+    if type(value) in PLAIN:
         key = known.get(id(value))
         if key is None:
             key = known[id(value)] = f"input.{len(known)}"
             tensors[key] = value.detach()
-        return {"tensor": key, "requires_grad": value.requires_grad}
+        return {"tensor": key, "requires_grad": value.requires_grad, "device": str(value.device)}
     if isinstance(value, _PLAIN) and (value is None or type(value) in _PLAIN):
         is_odd = isinstance(value, float) and not math.isfinite(value)  # JSON has no such numbers
         return {"float": repr(value)} if is_odd else value
@@ -107,8 +108,9 @@ def _read(value: Any, dump: Dump) -> Any:
         return value
     (kind, content), *others = value.items()
     if kind == "tensor":
-        tensor = dump[content]
-        return tensor.requires_grad_() if dict(others).get("requires_grad") else tensor
+        facts = dict(others)
+        tensor = dump[content].to(_choose_device(facts.get("device", "cpu")))
+        return tensor.requires_grad_() if facts.get("requires_grad") else tensor
     if kind == "float":
         return float(content)
     if kind == "dtype":
@@ -121,6 +123,14 @@ def _read(value: Any, dump: Dump) -> Any:
     if kind == "dict":
         return {name: _read(one, dump) for name, one in content.items()}
     raise _NotKept(content)
+
+
+def _choose_device(name: str) -> torch.device:
+    """Give the device that a tensor was on, or the CPU where there is none of that kind."""
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device(device.type)
 
 
 def _write_states(states: RandomStates, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ What is done with the numbers of a value is a sink's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from threading import RLock
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from hookline.addresses.pattern import escape
 from hookline.diffs.traces import TraceSite
 from hookline.hooks.visits import Visit
 from hookline.recordings.identities import Identities
+from hookline.recordings.shards import find_shard
 from hookline.watchers.describing import source_of
 
 MakeSite = Callable[[int, Tensor], TraceSite]
@@ -215,7 +216,7 @@ class Course:
                 same_as=None,
                 of=value,
                 is_part=is_part,
-                more={"arrival": arrival} if arrival else {},
+                more=_place(tensor) | ({"arrival": arrival} if arrival else {}),
                 **_describe(tensor),
             )
 
@@ -242,7 +243,7 @@ class Course:
                 if kind in ("parameter", "buffer")
                 else self._states.get(("parameter", name, False))
             )
-            more: Mapping[str, Any] = {"after": True} if is_after else {}
+            more: dict[str, Any] = {"after": True} if is_after else {}
             module, _, own = name.rpartition(".")
 
             def make(number: int, value: Tensor) -> TraceSite:
@@ -257,7 +258,7 @@ class Course:
                     type=type(owner).__name__,
                     requires_grad=requires_grad,
                     of=of,
-                    more=more,
+                    more=_place(value) | more,
                     **_describe(value),
                 )
 
@@ -276,3 +277,9 @@ def _describe_mode(tensor: Tensor) -> dict[str, Any]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return {}
     return {"autocast": str(torch.get_autocast_dtype(device)).removeprefix("torch.")}
+
+
+def _place(tensor: Tensor) -> dict[str, Any]:
+    """Say which part of a tensor this rank has, where it is spread over ranks."""
+    shard = None if type(tensor) is Tensor else find_shard(tensor)
+    return {} if shard is None else {"shard": shard.facts()}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
@@ -16,6 +15,9 @@ from hookline.recordings.course import MakeSite
 from hookline.recordings.live import LiveTrace, key_of
 from hookline.recordings.tracing import Loss, trace_step
 from hookline.replays.randomness import RandomStates
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 RUNS = 2
 """How many perturbed runs there are; the largest deviation counts."""

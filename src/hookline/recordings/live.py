@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +15,9 @@ from hookline.recordings.course import MakeSite
 from hookline.stats import Extras, Log, open_log
 from hookline.stats.logs import SKETCH_WIDTH
 from hookline.stats.rows import COLUMNS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MOST_BYTES = 4 << 30
 """How many bytes of tensors a trace keeps where nothing else is said."""

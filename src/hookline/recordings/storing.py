@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hookline.addresses.pattern import compile_path
 from hookline.diffs.traces import TraceFacts, TraceSite
 from hookline.recordings.live import LiveTrace
 from hookline.runs import Block, RunWriter, SiteFacts, StepRecord
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 VALUES = "values"
 """What the dumps of whole tensors are called."""

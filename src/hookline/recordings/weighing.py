@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.recordings.shards import find_shard, sketch_shard
 from hookline.runs import SiteFacts
 from hookline.stats import Log, Update
 from hookline.watchers.weights import Weight, Weights
@@ -83,24 +85,40 @@ class TraceWeights(Weights):
     def _measure_updates(self, updates: Sequence[tuple[int, int, Update]]) -> None:
         for site, _, (before, after, _) in updates:
             update = after - before
-            self._recorder.measure_now(site, update)
+            self._measure_one(site, update)
             if self.keep is not None:
                 self.keep(site, update)
 
     def _measure_all(
         self, values: Sequence[tuple[Weight, str, Tensor]]
     ) -> list[tuple[int, Log] | None]:
-        found = super()._measure_all(values)
+        if any(find_shard(value) is not None for _, _, value in values):
+            found = [self._measure_one(self._site(*one), one[2]) for one in values]
+        else:
+            found = super()._measure_all(values)
         if self.keep is not None:
             for one, part, value in values:
                 self.keep(one.ids[part], value)
         return found
 
+    def _measure_one(self, site: int, value: Tensor) -> tuple[int, Log] | None:
+        shard = find_shard(value)
+        if shard is None:
+            return self._recorder.measure_now(site, value)
+        return self._recorder.measure_part(site, shard.local, sketch_shard(shard))
+
     def _describe(self, one: Weight, part: str, number: int, value: Tensor) -> SiteFacts:
         facts = super()._describe(one, part, number, value)
-        more = {"port": "parameter", "visit": 0, "leaf": [one.name.rpartition(".")[2]]}
+        more: dict[str, Any] = {
+            "port": "parameter",
+            "visit": 0,
+            "leaf": [one.name.rpartition(".")[2]],
+        }
         if part:
             more["of"] = one.ids[""]
         else:
             more["requires_grad"] = one.parameter.requires_grad
+        shard = find_shard(value)
+        if shard is not None:
+            more["shard"] = shard.facts()
         return replace(facts, more=more)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hookline.runs import Block, SiteFacts, StepRecord
 from hookline.stats import Log, Taken
@@ -62,6 +63,9 @@ class Harvest:
     units: UnitsTaken | None
     """The channels that were looked at."""
 
+    sketches: list[tuple[int, Tensor]]
+    """Sketches that were made elsewhere, of parts that this rank has."""
+
     more: dict[str, Any]
     """What is known of the step besides."""
 
@@ -83,6 +87,8 @@ class Harvest:
             if scale:
                 rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
         blocks = sorter.sort(self.events, measured)
+        if self.sketches:
+            blocks = _add_sketches(blocks, self.sketches)
         scale = 1.0
         if self.scale is not None:
             row, log = self.scale
@@ -108,6 +114,18 @@ class Harvest:
             return Block(block.kind, block.sites, scale_rows(block.values, factors))
         values = (block.values * factors[:, None]).astype(block.values.dtype)
         return Block(block.kind, block.sites, values)
+
+
+def _add_sketches(blocks: list[Block], sketches: list[tuple[int, Tensor]]) -> list[Block]:
+    """Put sketches that were made elsewhere among the others; those of one site add up."""
+    own = [block for block in blocks if block.kind == "sketch"]
+    sites = [*(block.sites for block in own), np.array([site for site, _ in sketches], np.int32)]
+    made = np.stack([sketch.cpu().numpy() for _, sketch in sketches]).astype(np.float32)
+    unique, groups = np.unique(np.concatenate(sites), return_inverse=True)
+    values = np.zeros((len(unique), made.shape[1]), np.float32)
+    np.add.at(values, groups, np.concatenate([*(block.values for block in own), made]))
+    others = [block for block in blocks if block.kind != "sketch"]
+    return [*others, Block("sketch", unique.astype(np.int32), values)]
 
 
 def _read_number(row: Any) -> float:

@@ -42,6 +42,7 @@ class _Step:
     scalars: dict[str, float] = field(default_factory=dict)
     pending: list[tuple[str, int, Log]] = field(default_factory=list)
     losses: list[tuple[int, Log]] = field(default_factory=list)
+    sketches: list[tuple[int, Tensor]] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     sites: list[SiteFacts] = field(default_factory=list)
 
@@ -163,6 +164,14 @@ class Recorder:
             self._last = (weakref.ref(value), value._version, row, log)
             self.queue.learn(site, value)
         self.own_seconds += time.perf_counter() - begun
+        return row, log
+
+    def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
+        """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
+        log = self.log_for(part.device)
+        row = log.add(part)
+        self._step.events.append((site, row, log))
+        self._step.sketches.append((site, sketch))
         return row, log
 
     def measure_together(
@@ -317,6 +326,7 @@ class Recorder:
             pending=step.pending,
             losses=step.losses,
             units=self.units.take(),
+            sketches=step.sketches,
             more=step.more,
             sites=step.sites,
         )
