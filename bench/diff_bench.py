@@ -25,6 +25,7 @@ for _module in (
     "diff_bugs_networks",
     "diff_bugs_gradients",
     "diff_bugs_ports",
+    "diff_bugs_others",
     "diff_benign",
     "diff_benign_hard",
 ):

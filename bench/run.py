@@ -12,6 +12,7 @@ from backwards import measure_grads, measure_module_backward
 from forwards import measure_capture, measure_edit
 from insides import measure_inside
 from leftovers import measure_idle, measure_import, measure_memory
+from recordings import measure_record
 from tables import Table, write_page
 from trainings import measure_watch
 
@@ -35,6 +36,7 @@ def main() -> None:
         "edit": lambda: measure_edit(rounds),
         "inside": lambda: measure_inside(rounds, options.peers),
         "watch": lambda: measure_watch(20 if options.quick else 150, options.peers),
+        "record": lambda: measure_record(20 if options.quick else 150),
         "import": lambda: measure_import(3 if options.quick else 10),
         "memory": measure_memory,
     }

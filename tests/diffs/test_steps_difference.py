@@ -77,6 +77,10 @@ def test_drift_is_a_note_and_no_difference() -> None:
     found = compare(a, b)
     assert found.same
     assert found.notes == ("drift: the weights are 3e-4 apart by step 4",)
+    assert str(found) == (
+        "No difference: 6 sites agree exactly in the first of 5 steps; drift: the weights are 3e-4 "
+        "apart by step 4."
+    )
 
 
 def test_difference_on_top_of_drift_is_found() -> None:
@@ -85,6 +89,15 @@ def test_difference_on_top_of_drift_is_found() -> None:
     a, b = make_training(5), make_training(5, weights=drift, noise=drift, wrong=wrong)
     found = compare(a, b)
     assert (found.step, found.first, found.site) == (4, "m0", "m0:output")
+
+
+@pytest.mark.parametrize(("spike", "is_same"), [(5e-3, True), (5e-2, False)])
+def test_site_that_drifts_unevenly(spike: float, is_same: bool) -> None:
+    """One batch may be ten times more sensitive than another; that is no new difference."""
+    weights, noise = [0, 1e-5, 1e-5, 1e-5, 1e-5], [0, 5e-4, 5e-4, 5e-4, spike]
+    found = compare(make_training(5), make_training(5, weights=weights, noise=noise))
+    assert found.same is is_same
+    assert found.step == (0 if is_same else 4)
 
 
 def test_weights_that_differ_from_the_first_step_on_are_a_difference() -> None:

@@ -377,3 +377,16 @@ def test_a_recording_has_the_order_of_the_training_before(tmp_path: Path) -> Non
     assert np.array_equal(
         one.measurements(3).sketches, two.measurements(3).sketches, equal_nan=True
     )
+
+
+def test_tensors_of_a_step_are_written_as_they_come_where_no_floors_are_measured(
+    tmp_path: Path,
+) -> None:
+    model = Small()
+    live = trace_step(model, (tokens(),), loss=square)
+    record(model, tmp_path / "run", (tokens(),), loss=square, tensors=True, calibrate=False)
+    trace = open_trace(tmp_path / "run")
+    assert trace.floors() is None
+    assert [site.address for site in trace.sites] == [site.address for site in live.sites]
+    for site in live.sites:
+        assert torch.equal(trace.tensor(site.id, 0), live.tensor(site.id)), site.address

@@ -341,3 +341,23 @@ def test_hooks_of_others_see_the_step_and_are_named(model: Small) -> None:
     trace = trace_of(model)
     assert seen == [1]
     assert trace.facts.modules["head"].config["hooks"] == "watching, weight: <lambda>"
+
+
+def test_a_view_that_is_changed_in_place_is_said_to_have_no_gradient() -> None:
+    class Left(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :2]
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.left = nn.Linear(4, 4), Left()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(x)
+            return self.left(y).mul_(2)
+
+    trace = trace_step(Changing(), (torch.randn(2, 4),), loss=square, taps=False)
+    assert "left:output.grad" not in of_kind(trace, "gradient")
+    assert ":output.grad" in of_kind(trace, "gradient")
+    assert [note.partition(":")[0] for note in trace.notes] == ["`left"]

@@ -83,8 +83,11 @@ def descend(
         caught.module, caught, (caught.args, caught.kwargs), gradients=gradients, is_noted=True
     ).calls
     b = rerun(graft.module_b, caught, graft.arguments, gradients=gradients, is_noted=True).calls
-    if not a or not b or max(len(a), len(b)) > _MOST_CALLS:
+    if max(len(a), len(b)) > _MOST_CALLS or not (a or b):
         return None
+    if not a or not b:  # one of them hands on what it is given
+        last = len(a) - 1 if a else None, len(b) - 1 if b else None
+        return _tell(graft, last, (a, b), is_pair=False)
     own = {
         _tail(there, graft.path_b): _tail(here, caught.path)
         for here, there in (names or {}).items()
@@ -207,28 +210,31 @@ class _Pairs:
         )
 
     def _blame(self, value: int) -> tuple[int | None, int | None] | None:
-        takers = [at for at, one in enumerate(self.a) if value in one.inputs]
         partner = self.to_b.get(value, -1)
-        takers_b = {at for at, one in enumerate(self.b) if partner in one.inputs}
+        takers = [at for at, one in enumerate(self.a) if value in one.inputs]
+        takers_b = [at for at, one in enumerate(self.b) if partner in one.inputs]
         odd: list[tuple[int | None, int | None]] = []
-        plain: list[tuple[int | None, int | None]] = []
+        alike: list[tuple[int, int]] = []
         for at in takers:
             other = self.to_b.get(at)
-            if other is None or not _is_alike(self.a[at], self.b[other]):
-                odd.append((at, other))
-            else:
-                plain.append((at, other))
-            takers_b.discard(-2 if other is None else other)
-        odd += [(None, at) for at in sorted(takers_b)]
-        if len(odd) == 1:
-            return odd[0]
-        return plain[0] if not odd and len(plain) == 1 else None
+            if other is None:
+                odd.append((at, None))
+            elif other in takers_b:  # else something stands between on one side
+                takers_b.remove(other)
+                is_alike = _is_alike(self.a[at], self.b[other])
+                (alike if is_alike else odd).append((at, other))
+        taken = {self.to_b[at] for at in takers if at in self.to_b}
+        odd += [(None, at) for at in takers_b if at not in taken]
+        if odd:
+            return odd[0] if len(odd) == 1 else None
+        children = [pair for pair in alike if self.a[pair[0]].is_child]
+        chosen = children if len(children) == 1 else alike
+        return chosen[0] if len(chosen) == 1 else None
 
 
 def _is_alike(one: Call, other: Call) -> bool:
     return (
-        one.name == other.name
-        and not one.is_child
+        (one.name == other.name or (one.is_child and other.is_child))
         and dict(one.arguments) == dict(other.arguments)
         and one.wants_gradient == other.wants_gradient
     )

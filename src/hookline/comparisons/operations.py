@@ -22,7 +22,7 @@ from hookline._torch import add_forward_hooks
 from hookline.addresses import ModuleTree
 from hookline.hooks.operations import bind_operation, names_of
 from hookline.replays.naming import changed_in_place, tensors_in
-from hookline.replays.places import SourceLine, find_line, find_owner
+from hookline.replays.places import SourceLine, find_function, find_line, find_owner
 from hookline.replays.staging import Stage
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -130,9 +130,10 @@ class OperationNotes(TorchFunctionMode):
             if owner.module is self._module and outputs:
                 bound = name_arguments(func, args, kwargs)
                 name = owner.inside or names[-1]
+                applied = find_function(frame) if owner.inside else None
                 self._note(
                     name,
-                    find_line(frame),
+                    find_line(frame) if applied is None else applied[1],
                     given,
                     {} if owner.inside else _plain(bound),
                     outputs,

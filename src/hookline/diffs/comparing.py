@@ -83,15 +83,16 @@ class _Comparison:
         """Judge the steps in their order until one differs."""
         measurer = PairMeasurer(self.traces, self.pairs)
         drift = Drift(self.pairs, self.limits)
-        history: list[Floats] = []
-        scales: list[float] = []
+        errors: list[Floats] = []
+        limits: list[Floats] = []
         judgement = origin = None
         for number, steps in enumerate(self.steps):
             # After the first difference the steps are but told of.
             gaps = measurer.measure(steps, tensors=origin is None)
-            scale = drift.measure(gaps) if number else 1.0
-            history.append(gaps.r)
-            scales.append(scale)
+            seen = self._see(gaps)
+            wide = drift.widen(gaps, seen) if number else seen.limits
+            errors.append(gaps.r)
+            limits.append(wide)
             if origin is not None:
                 continue
             settings = Settings(
@@ -101,25 +102,26 @@ class _Comparison:
                 self.traces,
                 self.pairs,
                 gaps,
-                self._see(gaps),
+                seen,
                 self.ancestry,
                 settings,
-                scale=scale,
+                wide,
                 is_first=not number,
             )
             origin = now.find_origin()
             if origin is not None or judgement is None:
                 judgement, at = now, number
+            drift.note(gaps)
         assert judgement is not None
         if not np.isfinite(judgement.gaps.distances).any() and origin is None:
             raise _explain(*self.traces, "have sites in common, but nothing measured of them")
         found = conclude(judgement, origin, alignment=self.alignment, steps=self.steps[at])
-        drifted = drift.describe([steps[0] for steps in self.steps], scales)
+        drifted = drift.describe(self.steps[-1][0])
         notes = dict.fromkeys([*self.notes, *self.alignment.notes, *found.notes, *drifted])
         return dataclasses.replace(
             found,
             notes=tuple(notes),
-            history=self._history(history, scales) if len(history) > 1 else None,
+            history=self._make_history(errors, limits) if len(errors) > 1 else None,
         )
 
     def _see(self, gaps: Gaps) -> Limits:
@@ -145,13 +147,9 @@ class _Comparison:
         limits[blurred] = 2 * SKETCH_SIGHT
         return dataclasses.replace(self.limits, limits=limits)
 
-    def _history(self, history: Sequence[Floats], scales: Sequence[float]) -> History:
-        wide = np.where(self.limits.is_given, 1.0, np.array(scales)[:, None])
-        return History(
-            tuple(steps[0] for steps in self.steps),
-            np.stack(history),
-            wide * self.limits.limits,
-        )
+    def _make_history(self, errors: Sequence[Floats], limits: Sequence[Floats]) -> History:
+        steps = tuple(steps[0] for steps in self.steps)
+        return History(steps, np.stack(errors), np.stack(limits))
 
 
 def _read_floors(a: Trace, floors: Floats | Mapping[int, float] | None) -> Floats | None:

@@ -14,13 +14,19 @@ import numpy as np
 from hookline.diffs.gaps import Gaps
 from hookline.diffs.phases import Pair
 from hookline.diffs.tolerances import Limits
+from hookline.diffs.wording import DRIFT
 from hookline.diffs.writing import write_rough
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    Floats = npt.NDArray[np.float64]
+
 _TELLING_DRIFT = 10.0
 """A drift smaller than this many times rounding is not worth a word."""
+
+_JUMP = 16.0
+"""A site that was off before differs anew where it is this many times further off than ever."""
 
 
 class Drift:
@@ -33,27 +39,38 @@ class Drift:
         self._groups = np.array([modules[pair.a.module] for pair in kept], int)
         usual = limits.usual[self._places] if kept else np.empty(0)
         self._usual = float(np.nanmax(usual, initial=0.0))
-        self.seen: list[float] = []
-        """The drift of each step that was measured."""
+        self._largest: Floats = np.zeros(len(pairs))
+        self._last = 0.0
 
-    def measure(self, gaps: Gaps) -> float:
-        """Give by how much the limits of a step must be wider.
+    def note(self, gaps: Gaps) -> None:
+        """Learn how far off the sites of a step are that was found to agree."""
+        self._largest = np.fmax(self._largest, gaps.r)
+
+    def widen(self, gaps: Gaps, limits: Limits) -> Floats:
+        """Give the limits of a later step.
+
+        They are wider by as much as the weights at its start are further apart than rounding. And
+        what has drifted is anything but even from batch to batch, so a site must be far above
+        what it was in the steps before.
+        """
+        self._last = self._find(gaps)
+        scale = max(1.0, self._last / self._usual) if self._usual else 1.0
+        wide = np.fmax(scale * limits.limits, _JUMP * self._largest)
+        return np.where(limits.is_given, limits.limits, wide)
+
+    def describe(self, step: int) -> list[str]:
+        """Say how far the weights have drifted at the end."""
+        if self._last <= _TELLING_DRIFT * self._usual:
+            return []
+        return [f"{DRIFT}the weights are {write_rough(self._last)} apart by step {step}"]
+
+    def _find(self, gaps: Gaps) -> float:
+        """Find the largest relative distance of a module's parameters.
 
         All parameters of a module together: a bias that is next to nothing weighs as little as it
         matters.
         """
-        drift = self._find(gaps)
-        self.seen.append(drift)
-        return max(1.0, drift / self._usual) if self._usual else 1.0
-
-    def describe(self, steps: Sequence[int], scales: Sequence[float]) -> list[str]:
-        """Say how far the weights have drifted at the end."""
-        if not self.seen or not self._usual or scales[-1] < _TELLING_DRIFT:
-            return []
-        return [f"drift: the weights are {write_rough(self.seen[-1])} apart by step {steps[-1]}"]
-
-    def _find(self, gaps: Gaps) -> float:
-        distances: npt.NDArray[np.float64] = gaps.distances[self._places]
+        distances = gaps.distances[self._places]
         norms = gaps.norms[self._places]
         known = np.isfinite(distances) & np.isfinite(norms)
         if not known.any():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hookline.diffs.noise import Allowance
 from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
+    SUDDEN_UNITS,
     TABLE,
     TELLING_FLOORS,
     TELLING_GAIN,
@@ -28,6 +30,11 @@ from hookline.diffs.tolerances import (
 )
 from hookline.diffs.traces import Trace
 from hookline.diffs.tracing_back import Ancestry, Blame
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 _GRADUAL_GAIN = 3.0
 """A difference that never grows by more than this at one place has no place."""
@@ -81,8 +88,8 @@ class Judgement:
     settings: Settings
     """What is set otherwise."""
 
-    scale: float = 1.0
-    """How much wider the limits are, because the weights differ from earlier steps on."""
+    wide: Floats
+    """The limits of this step: wider where the weights differ from earlier steps on."""
 
     is_first: bool = True
     """Whether it is the first step: its parameters and buffers are judged, too."""
@@ -99,10 +106,7 @@ class Judgement:
 
     def limit(self, pair: Pair) -> float:
         """Give what a pair may differ by in this step."""
-        limit = float(self.limits.limits[pair.place])
-        if not self.limits.is_given[pair.place]:
-            limit *= self.scale
-        return self.allowance.widen(pair, limit)
+        return self.allowance.widen(pair, float(self.wide[pair.place]))
 
     def is_past(self, pair: Pair) -> bool:
         """Tell whether a pair is past its limit, noise or not."""
@@ -125,12 +129,11 @@ class Judgement:
 
     def _find_suspects(self) -> list[Pair]:
         """List the pairs that may differ: a look at all at once, since most never do."""
-        r, limits = self.gaps.r, self.limits
-        wide = np.where(limits.is_given, 1.0, self.scale) * limits.limits
+        least = self.wide
         if self.is_first:
-            wide = np.minimum(wide, TELLING_UNITS * limits.units)
+            least = np.minimum(least, TELLING_UNITS * self.limits.units)
         with np.errstate(invalid="ignore"):
-            return [self.pairs[int(place)] for place in np.flatnonzero(r > wide)]
+            return [self.pairs[int(place)] for place in np.flatnonzero(self.gaps.r > least)]
 
     def measure_gain(self, pair: Pair) -> tuple[float, float, Pair | None]:
         """Give the largest error of what a pair was made of, its gain, and what has that error."""
@@ -151,7 +154,7 @@ class Judgement:
 
     def _shows(self, pair: Pair) -> bool:
         """Tell whether a pair differs, or shows what a setting makes likely."""
-        if self.differs(pair):
+        if self.differs(pair) or self._is_sudden(pair):
             return True
         r = float(self.gaps.r[pair.place])
         unit = float(self.limits.units[pair.place])
@@ -169,6 +172,26 @@ class Judgement:
             self.settings.is_telling(self.blaming.blame(pair).module)
             and self._stands_out(pair)
             and not self.allowance.is_noise(pair)
+        )
+
+    def _is_sudden(self, pair: Pair) -> bool:
+        """Tell whether a value differs by more than rounding while all it is made of is equal.
+
+        A floor holds the rounding of everything before the site, of which nothing happened here.
+        How much the module itself makes of rounding is what its floor has grown by.
+        """
+        at, r = pair.place, float(self.gaps.r[pair.place])
+        floor, unit = float(self.limits.floors[at]), float(self.limits.units[at])
+        if pair.phase != FORWARD or not self.is_first or self.limits.is_given[at]:
+            return False
+        if math.isnan(floor) or not r > max(SUDDEN_UNITS * unit, TELLING_FLOORS * floor):
+            return False
+        before = [one.place for one in self.ancestry.predecessors(pair)]
+        if not before or bool((self.gaps.r[before] != 0).any()):  # also where it is not known
+            return False
+        given = float(np.nanmax(self.limits.floors[before], initial=USUAL_UNITS * unit))
+        return r > SUDDEN_UNITS * unit * max(1.0, floor / given) and not self.allowance.is_noise(
+            pair
         )
 
     def _stands_out(self, pair: Pair) -> bool:

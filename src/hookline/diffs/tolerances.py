@@ -45,6 +45,10 @@ TELLING_UNITS = 12.0
 TELLING_FLOORS = 1.2
 """And, where the floor was measured, this many times that."""
 
+SUDDEN_UNITS = 40.0
+"""What is made of bits that are the same on both sides differs by rounding inside one module alone:
+by less than this many units, times what the module makes of rounding."""
+
 USUAL_UNITS = 4.0
 """What rounding alone usually leaves at one site; what a gain is measured against."""
 

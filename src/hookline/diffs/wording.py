@@ -11,6 +11,9 @@ from hookline.diffs.writing import write_r, write_rough, write_times
 if TYPE_CHECKING:
     from hookline.diffs.difference import Difference
 
+DRIFT = "drift: "
+"""How the note begins that says how far trainings have parted."""
+
 _BEFORE = {
     "backward": "forward and up to",
     "parameter gradient": "forward and backward, up to",
@@ -56,23 +59,26 @@ def name_place(difference: Difference) -> str:
 def _say_same(difference: Difference) -> str:
     compared = [pair for pair in difference.pairs if pair.verdict in ("agrees", "noise")]
     sites = f"{len(compared)} site{'' if len(compared) == 1 else 's'}"
-    history = difference.history
-    steps = f" in {len(history.steps)} steps" if history is not None else ""
     limit = f" (limit {write_rough(difference.limit)})" if difference.limit else ""
+    agree = _say_agree(difference) + (limit if difference.agree_to else "")
+    drifted = [note for note in difference.notes if note.startswith(DRIFT)]
+    count = "" if difference.history is None else f" {len(difference.history.steps)} steps"
+    if drifted:
+        return f"No difference: {sites} {agree} in the first of{count}; {drifted[0]}."
+    return f"No difference: {sites}{f' in{count}' if count else ''} {agree}."
+
+
+def _say_agree(difference: Difference) -> str:
     if difference.agree_to == 0:
-        return f"No difference: {sites}{steps} agree exactly."
-    return f"No difference: {sites}{steps} agree to {write_rough(difference.agree_to)}{limit}."
+        return "agree exactly"
+    return f"agree to {write_rough(difference.agree_to)}"
 
 
 def _say_where(difference: Difference) -> str:
     at = f" at step {difference.step}" if difference.history is not None else ""
     if difference.direction == "input":
         return f"The inputs differ{at}: {difference.site} by {_say_size(difference)}"
-    agree = (
-        "agree exactly"
-        if difference.agree_to == 0
-        else (f"agree to {write_rough(difference.agree_to)}")
-    )
+    agree = _say_agree(difference)
     before = _BEFORE.get(difference.direction or "", "up to")
     place = name_place(difference) + at
     if difference.is_gradual:

@@ -12,7 +12,7 @@ from hookline.addresses import Selector, resolve
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Visit
 from hookline.recordings.calls import INPUTS, write_call
-from hookline.recordings.course import Course, MakeSite
+from hookline.recordings.course import WHY_LOST, Course, MakeSite
 from hookline.recordings.facts import read_facts
 from hookline.recordings.listening import TraceListener
 from hookline.recordings.shards import find_shard, sketch_shard
@@ -115,6 +115,7 @@ class TraceAttachment(Attachment):
         self._step = 0
         self._is_called = False
         self._is_described = False
+        self._has_kept = False
         super().__init__(models, options, recorder)
 
     def keep_tensors(self, wanted: Wanted) -> None:
@@ -156,10 +157,11 @@ class TraceAttachment(Attachment):
         self._is_called = True
         with self._recorder.timed(), torch.no_grad():
             if not self._is_described:
+                self._is_described = True
                 self._describe_models()
-            if self.sink.is_kept is not None or not self._is_described:
+            if self.sink.is_kept is not None or not self._has_kept:
+                self._has_kept = True
                 self._keep_call(module, args, kwargs)
-            self._is_described = True
             for one in self._buffers:
                 one.begin()
 
@@ -196,6 +198,11 @@ class TraceAttachment(Attachment):
         copies = {key: one.to("cpu", copy=True) for key, one in tensors.items()}
         self.delivery.dump(INPUTS, copies, {"step": self._step, **facts})
 
+    def add_later(self, prefix: str, model: nn.Module) -> None:
+        self._models[prefix] = model
+        self._is_described = False
+        super().add_later(prefix, model)
+
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
         self.course.begin_step()
@@ -210,6 +217,8 @@ class TraceAttachment(Attachment):
             with self._recorder.timed(), torch.no_grad():
                 for one in self._buffers if self._is_called else ():
                     one.end()
+            for address in self.course.find_lost():
+                self._recorder.unmeasured.setdefault(address, WHY_LOST)
             file, self.sink.file = self.sink.file, None
             if file is not None and self.delivery is not None:
                 self.delivery.finish_dump(VALUES, file, {"step": step})

@@ -25,6 +25,8 @@ from hookline.recordings.identities import Identities
 from hookline.recordings.shards import find_shard
 from hookline.watchers.describing import source_of
 
+WHY_LOST = "its gradient is not recorded: it is a view, and was changed in place after it was made"
+
 MakeSite = Callable[[int, Tensor], TraceSite]
 """Say what a site is, given its number and the first value seen there."""
 
@@ -45,6 +47,17 @@ class Sink(Protocol):
 
     def share(self, site: int, first: int, tensor: Tensor) -> None:
         """Learn that the value of a site is the very tensor of an earlier one in this step."""
+        ...
+
+
+class View(Protocol):
+    """What hears of the gradient of a view."""
+
+    site: int
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the view was changed in place: then it hears nothing."""
         ...
 
 
@@ -93,6 +106,8 @@ class Course:
         """The sites of values, parameters and buffers by number."""
         self.has_gradient: set[int] = set()
         """The sites whose gradient is heard of in the step under way."""
+        self.views: list[View] = []
+        """The views whose gradient is heard of in the step under way."""
         self._identities = Identities()
         self._firsts: dict[int, int] = {}
         self._visits: dict[Post, int] = {}
@@ -110,6 +125,11 @@ class Course:
         self._stacks.clear()
         self._arrivals.clear()
         self.has_gradient.clear()
+        self.views.clear()
+
+    def find_lost(self) -> list[str]:
+        """Name the views that were changed in place, so that their gradient was not told."""
+        return [self.sites[one.site].address for one in self.views if one.is_changed]
 
     # Modules.
 

@@ -39,8 +39,13 @@ class ViewEar(Ear):
         self.version = view._version
         self.witness = witness_of(view)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the memory of the view was changed since."""
+        return self.witness._version != self.version
+
     def __call__(self, grad: Tensor | None) -> None:
-        if self.witness._version == self.version:
+        if not self.is_changed:
             super().__call__(grad)
 
 
@@ -54,5 +59,7 @@ def hear(listener: TraceListener, site: int, tensor: Tensor, module: nn.Module |
         assert maker is not None
         maker.register_prehook(NodeRelay(Ear(listener, site)))
     elif way is Way.VIEW:
-        add_tensor_hook(tensor, ViewEar(listener, site, tensor))
+        ear = ViewEar(listener, site, tensor)
+        add_tensor_hook(tensor, ear)
+        listener.course.views.append(ear)
     return way is not Way.NONE

@@ -18,7 +18,13 @@ from hookline.recordings.attaching import TraceAttachment
 from hookline.recordings.calls import INPUTS, read_arguments, write_call
 from hookline.recordings.floors import calibrate_floors
 from hookline.recordings.staging import staged
-from hookline.recordings.storing import Wanted, write_trace
+from hookline.recordings.storing import (
+    VALUES,
+    FileSink,
+    Wanted,
+    choose_tensors,
+    write_trace,
+)
 from hookline.recordings.tracing import Loss, trace_step
 from hookline.recordings.weighing import TraceWeights
 from hookline.replays.randomness import RandomStates, take_states
@@ -293,6 +299,10 @@ def _record_once(
     args, kwargs = read_arguments(inputs)
     states = _seeded_states(model, seed)
     with RunWriter(folder) as writer:  # before anything runs: it may be refused
+        is_kept = choose_tensors(tensors)
+        file = None if is_kept is None or calibrate else writer.open_dump(VALUES)
+        # Tensors are in memory together only where the floors are told from them.
+        sink = None if file is None or is_kept is None else FileSink(file, is_kept)
         trace = trace_step(
             model,
             args,
@@ -300,10 +310,14 @@ def _record_once(
             loss=loss,
             optimizer=optimizer,
             rng=states,
-            keep_tensors=calibrate or tensors is not False,
+            keep_tensors=calibrate,
             gradients=gradients,
             parameters=parameters,
+            sink=sink,
         )
+        if sink is not None:
+            loss_value, trace = trace.loss, sink.finish(trace.facts, trace.notes)
+            trace.loss = loss_value
         if calibrate:
             floors = calibrate_floors(
                 model, args, kwargs, loss=loss, optimizer=optimizer, rng=states, trace=trace
@@ -325,7 +339,7 @@ def _record_once(
         kept, facts = write_call(args, kwargs, states)
         writer.dump(INPUTS, kept, {"step": 0, **facts})
         scalars = {} if trace.loss is None else {"loss": trace.loss}
-        write_trace(writer, trace, tensors=tensors, scalars=scalars)
+        write_trace(writer, trace, tensors=tensors, file=file, scalars=scalars)
     return trace.notes
 
 

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from hookline.addresses.pattern import compile_path
 from hookline.diffs.traces import TraceFacts, TraceSite
-from hookline.recordings.live import LiveTrace
-from hookline.runs import Block, RunWriter, SiteFacts, StepRecord
+from hookline.recordings.live import LiveSink, LiveTrace
+from hookline.runs import Block, DumpFile, RunWriter, SiteFacts, StepRecord
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,14 +113,32 @@ def choose_tensors(wanted: Wanted) -> Callable[[TraceSite | SiteFacts], bool] | 
     return is_wanted
 
 
+class FileSink(LiveSink):
+    """Measure values as they come, and write those that are kept whole to a file at once."""
+
+    def __init__(self, file: DumpFile, is_wanted: Callable[[TraceSite], bool]) -> None:
+        super().__init__()
+        self._file = file
+        self._is_wanted = is_wanted
+
+    def keep(self, site: int, tensor: Tensor) -> None:
+        """Write a value."""
+        if self._is_wanted(self.sites[site]):
+            self._file.add(str(site), tensor)
+
+
 def write_trace(
     writer: RunWriter,
     trace: LiveTrace,
     *,
     tensors: Wanted = False,
+    file: DumpFile | None = None,
     scalars: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a trace as the next step of a run: its sites, numbers, floors and tensors."""
+    """Write a trace as the next step of a run: its sites, numbers, floors and tensors.
+
+    `file` is where the tensors are already, if they were written as they came.
+    """
     writer.describe("modules", write_facts(trace.facts))
     floors = trace.floors()
     if floors is not None:
@@ -134,10 +153,11 @@ def write_trace(
     blocks.append(Block("sketch", sketched, measured.sketches[sketched]))
     writer.write(StepRecord(step, time.time(), None, scalars or {}, blocks))
     is_wanted = choose_tensors(tensors)
-    if is_wanted is not None:
+    if is_wanted is not None and file is None:
         file = writer.open_dump(VALUES)
         for number in sites.tolist():
             kept = trace.tensor(number) if is_wanted(trace.sites[number]) else None
             if kept is not None:
                 file.add(str(number), kept)
+    if file is not None:
         writer.finish_dump(VALUES, file, {"step": step})

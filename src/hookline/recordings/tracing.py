@@ -19,7 +19,7 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.refusals import generator_kind
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Call, Visit
-from hookline.recordings.course import Course, Post, Sink
+from hookline.recordings.course import WHY_LOST, Course, Post, Sink
 from hookline.recordings.facts import read_facts
 from hookline.recordings.listening import TraceListener
 from hookline.recordings.live import MOST_BYTES, LiveSink, LiveTrace
@@ -153,6 +153,7 @@ class Tracer:
         if self._session is not None:
             self._session.dispose()
             self._session = None
+        self.notes += [f"`{address}`: {WHY_LOST}" for address in self.course.find_lost()]
         return self.sink.finish(self._facts, self.notes)
 
 

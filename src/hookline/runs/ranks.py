@@ -201,12 +201,12 @@ class RankReader:
 
     def _read_shared(self, kind: str, keys: Integers) -> dict[int, bytes]:
         """Read what the blocks of some steps share."""
-        blocks = f"FROM block_{kind} WHERE id BETWEEN ?1 AND ?2"
+        blocks = f"FROM block_{kind} WHERE id BETWEEN ? AND ?"
         query = (
             f"SELECT id, data FROM shared WHERE id IN (SELECT layout {blocks} UNION"
             f" SELECT shared {blocks})"
         )
-        return dict(self.select(query, (int(keys[0]), int(keys[-1]))))
+        return dict(self.select(query, (int(keys[0]), int(keys[-1])) * 2))
 
     def _read_blocks(
         self, kind: str, keys: Integers, shared: dict[int, bytes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ def describe_function(function: Callable[..., Any], reading: Reading) -> str:
 
 def show_file(file: str) -> str:
     """Write a file from the current folder or from its package on; a notebook cell as it is."""
-    if file.startswith("<"):
-        return file
+    return file if file.startswith("<") else _shorten(file, str(Path.cwd()), tuple(sys.path))
+
+
+@lru_cache(maxsize=1024)  # asked for at every site of a model, of which many share a file
+def _shorten(file: str, here: str, folders: tuple[str, ...]) -> str:
     path = Path(file)
     if not _INSTALLED & set(path.parts):
-        relative = _relative(path, str(Path.cwd()))
+        relative = _relative(path, here)
         if relative is not None:
             return relative
-    found = [each for folder in sys.path if folder and (each := _relative(path, folder))]
+    found = [each for folder in folders if folder and (each := _relative(path, folder))]
     return min(found, key=len, default=path.name)
 
 
