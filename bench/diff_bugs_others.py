@@ -1,4 +1,4 @@
-"""Bugs that were written after the judge was, in other places, precisions and wrappings."""
+"""Bugs that were written after the judge was: other places, precisions and wrappings."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ def nan_in_a_weight(model):
 
 @bug("gpt", "blocks.1.norm2")
 def epsilon_in_the_code(model):
-    """An epsilon of 2e-5 written into the forward, where no setting shows it"""
+    """An epsilon of 1e-4 written into the forward, where no setting shows it"""
     override(
         model.blocks[1].norm2,
-        forward=lambda self, x: F.layer_norm(x, (32,), self.weight, self.bias, 2e-5),
+        forward=lambda self, x: F.layer_norm(x, (32,), self.weight, self.bias, 1e-4),
     )
     return model
 
@@ -301,7 +301,7 @@ def residual_in_bfloat16(model):
     return model
 
 
-@bug("gpt_in_autocast", "blocks.2")
+@bug("gpt_in_autocast", "module.blocks.2")
 def residual_in_autocast(model):
     """A missing residual under autocast"""
     override(
@@ -327,14 +327,12 @@ def bias_without_loss(model):
 
 
 @bug("cells", "cell")
-def bug_of_one_visit(model):
-    """A cell that forgets at its fourth call only"""
+def bug_of_later_visits(model):
+    """A cell that forgets half as soon as there is something to remember"""
     base = type(model.cell).forward
-    calls = []
 
     def forward(self, x, hidden, cell):
-        calls.append(None)
-        return base(self, x, hidden, cell * (0.5 if len(calls) % 7 == 4 else 1.0))
+        return base(self, x, hidden, cell * (0.5 if hidden.any() else 1.0))
 
     override(model.cell, forward=forward)
     return model
@@ -364,8 +362,8 @@ def places_of_the_decoder(model):
 
 
 @bug("unet", "")
-def skips_exchanged(model):
-    """A skip taken after the pooling of noise, a little off"""
+def skips_moved(model):
+    """Skips that are one pixel off"""
 
     def forward(self, x, times):
         time, skips = self.tell(times), []

@@ -96,7 +96,7 @@ class Outcome:
     """The answer."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """How long it took the processor."""
 
     @property
     def is_right(self) -> bool:

@@ -94,7 +94,9 @@ def make_words() -> Tensor:
 
 def loss_of(out: Tensor) -> Tensor:
     """Make a loss of the model's output."""
-    return F.cross_entropy(out.reshape(-1, WORDS), torch.arange(out[..., 0].numel()) % WORDS)
+    return F.cross_entropy(
+        out.reshape(-1, WORDS), torch.arange(out[..., 0].numel(), device=out.device) % WORDS
+    )
 
 
 def exchange_forward(module: nn.Module, forward: Any) -> None:

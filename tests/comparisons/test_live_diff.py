@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from planted_gpt import (
+    WIDTH,
     Gpt,
     detached,
     dropout_on,
     epsilon,
+    exchange_forward,
     extra_factor,
     loss_of,
     make_gpt,
@@ -57,6 +59,22 @@ def test_diff_names_the_module_and_the_direction(
     assert (found.same, found.first, found.direction) == (False, path, direction)
     assert found.graft is not None
     assert found.graft["verdict"] == "itself"
+
+
+def test_small_constant_in_the_code_is_found_where_all_before_is_equal() -> None:
+    """No setting tells, and the floor of a deep site allows it: but nothing else differs."""
+
+    def forward(self: nn.LayerNorm, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, (WIDTH,), self.weight, self.bias, 2.3e-5)
+
+    a = make_gpt()
+    b = copy.deepcopy(a)
+    exchange_forward(b.blocks[2].ln2, forward)
+    found = diff(a, b, (make_words(),), loss=loss_of)
+    assert (found.first, found.direction) == ("blocks.2.ln2", "forward")
+    assert found.introduced is not None
+    assert found.introduced < found.limit
+    assert "eps=1e-05 here, 2.3e-05 there" in found.causes
 
 
 def test_diff_of_a_model_and_its_copy_is_the_same() -> None:

@@ -11,6 +11,7 @@ from made_traces import TraceMaker, follow
 from torch import Tensor, nn
 
 from hookline.diffs.comparing import compare
+from hookline.diffs.traces import ModuleFacts, TraceFacts
 
 BOTH = pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "sketches"])
 
@@ -278,4 +279,20 @@ def test_floors_decide_where_they_are_known() -> None:
     found = compare_planted(plant, floors=low)
     assert (found.first, found.floor) == ("blocks.1.ln2", 1e-7)
     assert found.limit == pytest.approx(1e-6)
-    assert compare_planted(plant, floors=dict.fromkeys(range(count), 1e-6)).same
+    assert compare_planted(plant, floors=dict.fromkeys(range(count), 3e-6)).same
+
+
+def test_hook_before_a_module_is_the_modules() -> None:
+    """What comes in was made by the caller, but a hook of the module has changed it."""
+    traces = []
+    for scale in (1.0, 1.1):
+        maker = TraceMaker()
+        maker.value("", "input", torch.ones(9), caller=None)
+        maker.value("fc", "input", torch.full((9,), scale))
+        maker.value("fc", "output", torch.full((9,), 2 * scale))
+        hooks = {} if scale == 1 else {"hooks": "louder"}
+        modules = {"": ModuleFacts("Net"), "fc": ModuleFacts("Linear", config=hooks)}
+        traces.append(maker.build(facts=TraceFacts(modules=modules)))
+    found = compare(*traces)
+    assert (found.first, found.site, found.is_own_code) == ("fc", "fc:input", False)
+    assert found.causes == ("hooks of others: louder there alone",)

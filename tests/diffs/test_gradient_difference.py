@@ -411,3 +411,22 @@ def test_nearly_all_updates_differ_by_the_optimizer() -> None:
     found = compare(make(0), make(0.3))
     assert (found.first, found.direction) == ("", "update")
     assert found.causes == ("3 of 3 updates differ",)
+
+
+def test_part_of_a_module_that_hands_on_its_input_is_the_callers() -> None:
+    """An identity sends back what comes from those who use its output."""
+
+    def make(scale: float) -> MemoryTrace:
+        maker = TraceMaker()
+        torch.manual_seed(0)
+        more = {"requires_grad": True, "type": "Identity"}
+        x = maker.value("block", "input", torch.randn(9), caller="", **more)
+        given = maker.value("block.skip", "input", torch.ones(9), same_as=x, **more)
+        maker.value("block.skip", "output", torch.ones(9), same_as=x, **more)
+        out = maker.value("block", "output", torch.randn(9), caller="", **more)
+        maker.gradient(out, torch.randn(9))
+        maker.gradient(given, scale * torch.randn(9), is_part=True)
+        return maker.build()
+
+    found = compare(make(1), make(2))
+    assert (found.first, found.is_own_code) == ("block", True)

@@ -26,13 +26,30 @@ class Blaming:
     def blame(self, pair: Pair) -> Blame:
         """Say whose code made it."""
         if pair.phase == FORWARD:
-            return blame_value(pair, self.ancestry)
+            return self._blame_value(pair)
         if pair.phase != BACKWARD:
             return blame_kept(pair)
         if pair.own.is_part:
-            is_parent = pair.a.module in self.ancestry.parents
-            return Blame(pair.a.module, pair.b.module, is_own_code=is_parent)
+            return self._blame_part(pair)
         return self._blame_total(pair)
+
+    def _blame_value(self, pair: Pair) -> Blame:
+        """Blame who made a value, or a module whose own hooks change what it is given."""
+        module = pair.a.module
+        if pair.a.port == "input" and self.settings.has_other_hooks(module):
+            return Blame(module, pair.b.module)
+        return blame_value(pair, self.ancestry)
+
+    def _blame_part(self, pair: Pair) -> Blame:
+        """Blame the module that sent it; one that hands on its input sends what others sent."""
+        a, b = pair.a, pair.b
+        is_handed_on = any(
+            site.module == a.module and site.port == "output" and site.visit == a.visit
+            for site in self.ancestry.holders(pair.value)
+        )
+        if is_handed_on and a.caller is not None:
+            return Blame(a.caller, b.caller, is_own_code=True)
+        return Blame(a.module, b.module, is_own_code=a.module in self.ancestry.parents)
 
     def _blame_total(self, pair: Pair) -> Blame:
         """Find who may have sent a wrong share of a value's gradient."""

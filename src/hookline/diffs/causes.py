@@ -51,6 +51,11 @@ class Settings:
         """Tell whether a setting, a parameter or a buffer of a module differs."""
         return path in self._kept or any(self._differing(path))
 
+    def has_other_hooks(self, path: str) -> bool:
+        """Tell whether a module has other hooks of others on the second side."""
+        a, b = self._both(path)
+        return a is not None and b is not None and a.config.get(_HOOKS) != b.config.get(_HOOKS)
+
     def is_equal_leaf(self, path: str) -> bool:
         """Tell whether a module is torch's own, and set alike on both sides."""
         a, b = self._both(path)

@@ -26,6 +26,7 @@ from hookline.diffs.tolerances import (
     TELLING_FLOORS,
     TELLING_GAIN,
     TELLING_UNITS,
+    USUAL_UNITS,
     Limits,
 )
 from hookline.diffs.traces import Trace

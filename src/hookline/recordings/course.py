@@ -87,7 +87,7 @@ class Post:
 class Passage:
     """One execution of a module in a step."""
 
-    __slots__ = ("caller", "post", "sites", "visit")
+    __slots__ = ("caller", "changes", "post", "sites", "visit")
 
     def __init__(self, post: Post, visit: int, caller: str | None) -> None:
         self.post = post
@@ -95,6 +95,8 @@ class Passage:
         self.caller = caller
         self.sites: dict[tuple[str, Path], int] = {}
         """The sites of its values, by port and leaf."""
+        self.changes: dict[Path, int] = {}
+        """The numbers of what was put in the place of its outputs, by leaf."""
 
 
 class Course:
@@ -115,6 +117,7 @@ class Course:
         self._arrivals: dict[tuple[int, bool], int] = {}
         self._gradients: dict[tuple[int, bool, int], int] = {}
         self._states: dict[tuple[str, str, bool], int] = {}
+        self._change_count = 0
         self._lock = RLock()
 
     def begin_step(self) -> None:
@@ -178,6 +181,12 @@ class Course:
     def is_known(self, tensor: Tensor) -> bool:
         """Tell whether a tensor was met in this step."""
         return self._identities.knows(tensor)
+
+    def count_change(self) -> int:
+        """Give a number to something that is put in the place of a value."""
+        with self._lock:
+            self._change_count += 1
+            return self._change_count
 
     def _meet_value(self, passage: Passage, port: str, leaf: Path, tensor: Tensor) -> int:
         post = passage.post

@@ -17,8 +17,8 @@ from hookline.hooks.visits import Listener, Station, Visit
 from hookline.recordings.course import Course, Passage, Post
 from hookline.recordings.hearing import hear
 
-Change = Callable[[Tensor], Tensor]
-"""What gives another tensor for one that flows by."""
+Change = Callable[[Tensor, int], Tensor]
+"""What gives another tensor for one that flows by, the same whenever the number is the same."""
 
 
 class TraceListener(Listener):
@@ -98,6 +98,8 @@ class TraceListener(Listener):
             return output
         try:
             if visit.is_recompute:
+                if self.change is not None:
+                    output = self._exchange_again(visit, output)
                 self._repeat(visit, output, module)
                 return output
             passage = self.course.leave(visit)
@@ -173,11 +175,22 @@ class TraceListener(Listener):
     def _exchange(self, passage: Passage, tree: Any) -> Any:
         """Put changed tensors in the place of those that were not met before."""
         assert self.change is not None
-        change, course = self.change, self.course
+        swaps: dict[int, Tensor] = {}
+        for leaf, one in _trees.leaves(tree):
+            if one.is_floating_point() and not self.course.is_known(one):
+                number = passage.changes[leaf] = self.course.count_change()
+                swaps[id(one)] = self.change(one, number)
+        return _trees.replace_tensors(tree, swaps) if swaps else tree
+
+    def _exchange_again(self, visit: Visit, tree: Any) -> Any:
+        """Change in a recompute what was changed before, and alike: it must lead to the same."""
+        assert self.change is not None
+        passage: Passage | None = None if visit.original is None else visit.original.record
+        changes = {} if passage is None else passage.changes
         swaps = {
-            id(one): change(one)
-            for _, one in _trees.leaves(tree)
-            if one.is_floating_point() and not course.is_known(one)
+            id(one): self.change(one, changes[leaf])
+            for leaf, one in _trees.leaves(tree)
+            if leaf in changes
         }
         return _trees.replace_tensors(tree, swaps) if swaps else tree
 

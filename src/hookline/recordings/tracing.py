@@ -21,7 +21,7 @@ from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Call, Visit
 from hookline.recordings.course import WHY_LOST, Course, Post, Sink
 from hookline.recordings.facts import read_facts
-from hookline.recordings.listening import TraceListener
+from hookline.recordings.listening import Change, TraceListener
 from hookline.recordings.live import MOST_BYTES, LiveSink, LiveTrace
 from hookline.recordings.staging import copy_call, staged
 from hookline.recordings.states import States
@@ -86,7 +86,7 @@ class Tracer:
         gradients: bool = True,
         keep_tensors: bool = True,
         taps: bool = True,
-        change: Callable[[Tensor], Tensor] | None = None,
+        change: Change | None = None,
         sink: Sink | None = None,
         most_bytes: int = MOST_BYTES,
         title: str = "",
@@ -248,10 +248,10 @@ class _Perturbing:
         self._seed = seed
         self._generators: dict[torch.device, Generator] = {}
 
-    def __call__(self, tensor: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor, number: int) -> Tensor:
         generator = self._generators.get(tensor.device)
         if generator is None:
-            generator = Generator(tensor.device)
-            generator.manual_seed(self._seed)
-            self._generators[tensor.device] = generator
+            generator = self._generators[tensor.device] = Generator(tensor.device)
+        # By the number and not in turn: what is recomputed must be moved as it was before.
+        generator.manual_seed((self._seed << 32) + number)
         return self._perturb(tensor, generator)
