@@ -21,14 +21,25 @@ import hookline.pytest_plugin
 print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "click", "pytest"}))
 """
 
-TEST = """
+TESTS = """
+import os
 import torch
 from hookline.testing import assert_same_run
 
-def test_model():
+def compare(name, how="none"):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU({how}))
-    assert_same_run(model, "baseline", (torch.ones(2, 4),), loss=torch.sum)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(how))
+    assert_same_run(model, name, (torch.ones(2, 4),), loss=torch.sum)
+
+def test_same():
+    compare("baseline")
+
+def test_changed():
+    compare("changed", "none" if os.environ.get("HOOKLINE_UPDATE") else "tanh")
+
+def test_missing():
+    if not os.environ.get("HOOKLINE_UPDATE"):
+        compare("missing")
 """
 
 
@@ -101,25 +112,27 @@ def test_plugin_loads_without_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_option_records_the_baseline(tmp_path: Path) -> None:
-    """A missing baseline fails; the option makes it; a changed model fails against it."""
+def test_option_records_the_baselines(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """With the option they are made; without, what has changed or has none fails."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    is_installed = request.config.pluginmanager.has_plugin("hookline")
+    plugins = [] if is_installed else ["-p", "hookline.pytest_plugin"]
 
-    def run(how: str, *options: str) -> int:
-        (tmp_path / "test_it.py").write_text(TEST.format(how=how))
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "hookline.pytest_plugin"]
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", *plugins, "-p", "no:cacheprovider", "-rA"]
         done = subprocess.run(
-            [*command, "-p", "no:cacheprovider", *options, "test_it.py"],
+            [*command, "-c", os.devnull, "--rootdir", ".", *options, "test_it.py"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
-        return done.returncode
+        return done.stdout
 
-    assert run("") == 1
-    assert run("", "--hookline-update") == 0
-    assert run("") == 0
-    assert run("'tanh'") == 1
-    assert run("'tanh'", "--hookline-update") == 0
-    assert run("'tanh'") == 0
+    assert "3 passed" in run("--hookline-update")
+    found = run()
+    assert "1 passed" in found
+    assert "PASSED test_it.py::test_same" in found
+    assert "FAILED test_it.py::test_changed - AssertionError: Runs agree" in found
+    assert "FAILED test_it.py::test_missing - AssertionError: there is no baseline" in found

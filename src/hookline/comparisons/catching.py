@@ -55,6 +55,9 @@ class CaughtCall:
     is_grad: bool
     """Whether it was made with grad."""
 
+    visit: int = 0
+    """Which one of the module's calls it was."""
+
     line: SourceLine = NO_LINE
     """The line of the user's code that makes it."""
 
@@ -142,6 +145,7 @@ class _Net:
                 for kind in sorted(kinds - {"meta"})
             },
             is_grad=torch.is_grad_enabled(),
+            visit=self._visit,
             line=find_line(sys._getframe(1)),
         )
 

@@ -24,6 +24,7 @@ from hookline.diffs.difference import Difference, PairResult
 from hookline.diffs.writing import write_r
 
 _DIRECTIONS = ("forward", *BACKWARD)
+_STATE = "what it keeps between calls differs, or what it reads besides its arguments"
 _MOST_EXCUSED = 16
 """How many modules are excused before it is given up."""
 
@@ -95,6 +96,8 @@ def _tell(difference: Difference, located: Located, locator: Locator) -> Differe
     moved = _move(difference, located)
     told = _describe(located.graft, error, located, direction=difference.direction or "")
     moved = replace(moved, graft=told)
+    if located.is_state:
+        moved = replace(moved, causes=(*moved.causes, _STATE))
     return moved if located.descent is None else _add(moved, located.descent)
 
 
@@ -126,17 +129,19 @@ def _move(difference: Difference, located: Located) -> Difference:
     )
 
 
-def _say(error: float, *, is_itself: bool, direction: str = "forward") -> dict[str, Any]:
+def _say(
+    error: float, *, is_itself: bool, is_state: bool = False, direction: str = "forward"
+) -> dict[str, Any]:
     if is_itself:
         words = f"run on the same input, the two modules differ by {write_r(error)}"
     else:
         agree = "exactly" if error == 0 else f"to {write_r(error)}"
-        rest = "it only inherits"
+        rest = _STATE if is_state else "it only inherits"
         if direction == "parameter gradient":
             rest = "the gradient is changed outside of it, by a hook or another use"
         words = f"run on the same input, the two modules agree {agree}: {rest}"
     return {
-        "verdict": "itself" if is_itself else "inherits",
+        "verdict": "itself" if is_itself or is_state else "inherits",
         "error": error,
         "sentence": words,
     }
@@ -144,7 +149,9 @@ def _say(error: float, *, is_itself: bool, direction: str = "forward") -> dict[s
 
 def _describe(graft: Graft, error: float, located: Located, *, direction: str) -> Mapping[str, Any]:
     return {
-        **_say(error, is_itself=located.is_itself, direction=direction),
+        **_say(
+            error, is_itself=located.is_itself, is_state=located.is_state, direction=direction
+        ),
         "outputs": dict(graft.outputs),
         "gradients": dict(graft.gradients),
         "parameters": dict(graft.parameters),

@@ -131,8 +131,10 @@ class _Options:
             step=self.step,
             floors=floors,
         )
-        notes = dict.fromkeys([*found.notes, *_list_notes((a, b))])
-        return replace(found, notes=tuple(notes))
+        models = [trace for trace in (a, b) if isinstance(trace, LiveTrace)]
+        told = {note for trace in models for note in trace.notes}
+        others = [note for note in found.notes if note not in told]
+        return replace(found, notes=tuple(dict.fromkeys([*others, *_list_notes((a, b))])))
 
 
 def _list_notes(traces: Iterable[Trace]) -> list[str]:

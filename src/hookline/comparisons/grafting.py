@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -54,6 +55,10 @@ class Graft:
     parameters: Mapping[str, float]
     """The relative error of the gradient of each parameter."""
 
+    given: float = math.inf
+    """How far apart what the two were given in their own steps is; infinite where it is not alike
+    in all: other arguments, random states or modes, or objects that nobody looks into."""
+
     notes: tuple[str, ...] = ()
     """What could not be compared."""
 
@@ -93,6 +98,7 @@ def make_graft(
         outputs=compare_leaves(done_a.outputs, done_b.outputs, notes),
         gradients=_compare_gradients(done_a, done_b, notes),
         parameters=_compare_parameters(done_a, done_b),
+        given=_compare_calls(caught, other),
         notes=tuple(notes),
     )
 
@@ -106,6 +112,35 @@ def _can_take(other: CaughtCall, caught: CaughtCall) -> bool:
     is_alike = names[0] == names[1] and names[0] is not None
     device = {one.device for call in (caught, other) for _, one in _trees.leaves(call.bound)}
     return is_alike and len(device) <= 1 and _is_plain(caught.args) and _is_plain(caught.kwargs)
+
+
+def _compare_calls(a: CaughtCall, b: CaughtCall) -> float:
+    """Give how far apart two calls are: the largest error of a tensor, infinite for the rest."""
+    if a.is_grad != b.is_grad or a.autocast != b.autocast or not _are_equal(a.random, b.random):
+        return math.inf
+    return _compare_given(a.bound, b.bound)
+
+
+def _compare_given(one: Any, other: Any) -> float:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return relative_error(one, other) if one.shape == other.shape else math.inf
+    if isinstance(one, _PLAIN):
+        return 0.0 if type(one) is type(other) and one == other else math.inf
+    ours, theirs = _trees.children(one), _trees.children(other)
+    if ours is None or theirs is None or [key for key, _ in ours] != [key for key, _ in theirs]:
+        return math.inf
+    return max((_compare_given(x, dict(theirs)[key]) for key, x in ours), default=0.0)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Tell whether two random states are the same, as far as both have them."""
+    if isinstance(one, (Tensor, np.ndarray)):
+        return bool((one == other).all())
+    if isinstance(one, dict):
+        return all(_are_equal(one[key], other[key]) for key in one.keys() & other.keys())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(one == other)
 
 
 def _is_plain(value: Any) -> bool:

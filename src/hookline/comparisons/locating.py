@@ -20,6 +20,7 @@ from hookline.comparisons.catching import NotCaught
 from hookline.comparisons.descending import Descent, descend
 from hookline.comparisons.grafting import Graft, make_graft
 from hookline.diffs.difference import Difference
+from hookline.diffs.tolerances import TELLING_GAIN
 from hookline.replays.staging import CannotReplay
 
 BACKWARD = ("backward", "parameter gradient")
@@ -52,6 +53,9 @@ class Located:
 
     is_itself: bool = False
     """Whether it differs itself."""
+
+    is_state: bool = False
+    """Whether it differs in the step alone, by what it keeps or reads besides its arguments."""
 
     descent: Descent | None = None
     """The operation where it does."""
@@ -92,6 +96,8 @@ class Locator:
             if isinstance(graft, Graft) and self.is_itself(graft):
                 return self._go_down(paths, graft)
         graft = self._graft(first, difference.visit)
+        if isinstance(graft, Graft) and self._is_state(first[0], graft):
+            return Located(first, graft, is_state=True)
         if difference.direction == "forward" or self._can_excuse_gradients():
             return self._go_up(first, graft)
         if isinstance(graft, str):
@@ -108,6 +114,17 @@ class Locator:
         if at is not None and math.isfinite(at):
             limit = min(limit, at / 4)
         return self.measure(graft) > limit
+
+    def _is_state(self, path: str, graft: Graft) -> bool:
+        """Tell whether a module that agrees by itself has given something else in the step.
+
+        It was given the same there, in all that it can be given, so nobody above made it.
+        """
+        difference = self._difference
+        at = next(one for one in difference.pairs if one.verdict == "introduces")
+        if difference.direction != "forward" or (at.module, at.port) != (path, "output"):
+            return False
+        return graft.call.visit == at.visit and graft.given * TELLING_GAIN <= (at.r or 0.0)
 
     def measure(self, graft: Graft) -> float:
         """Give the error that counts; not of parameters whose gradients agreed, or are noise."""

@@ -55,7 +55,7 @@ def _match_between(
     known: Mapping[int, int], a: Sequence[Hashable], b: Sequence[Hashable]
 ) -> dict[int, int]:
     """Match what lies between pairs that are known."""
-    found = {}
+    found: dict[int, int] = {}
     last_a = last_b = -1
     for here, there in [*sorted(known.items()), (len(a), len(b))]:
         inner = _match(a[last_a + 1 : here], b[last_b + 1 : there])

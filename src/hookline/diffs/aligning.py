@@ -168,7 +168,9 @@ def _list_alone(outline: Outline, known: set[int]) -> list[int]:
     return [
         site.id
         for site in outline.sites
-        if site.id not in known and outline.origin(site.id) == site.id
+        if site.id not in known
+        and outline.origin(site.id) == site.id
+        and site.kind != "overwritten"
     ]
 
 

@@ -38,6 +38,13 @@ class Blaming:
         module = pair.a.module
         if pair.a.port == "input" and self.settings.has_other_hooks(module):
             return Blame(module, pair.b.module)
+        first = self.ancestry.root(pair.a.id)
+        maker = self.traces[0].sites[first]
+        if pair.a.port == "input" and maker.port == "output" and first not in self.ancestry.of_site:
+            # Nobody has touched it since: it is what that module gave, which had no counterpart.
+            is_parent = maker.module in self.ancestry.parents
+            other = self.settings.counterpart(maker.module)
+            return Blame(maker.module, other, is_own_code=is_parent)
         return blame_value(pair, self.ancestry)
 
     def _blame_part(self, pair: Pair) -> Blame:

@@ -19,6 +19,11 @@ from hookline.diffs.tracing_back import Blame
 if TYPE_CHECKING:
     from hookline.diffs.matches import Alignment
 
+_UNREPEATED = (
+    "here it does not repeat itself: run again from the same random states it gives something "
+    "else, by random numbers of its own or by what it keeps between calls"
+)
+
 _FAR = 10.0
 """What may be off by this many times the usual limit says nothing about how well runs agree."""
 
@@ -99,6 +104,8 @@ def _settle(
             return Blame("", ""), [factor]
     facts = [trace.facts for trace in judgement.traces]
     causes = [*compare_site(pair), *settings.causes(blame.module)]
+    if pair.a.id in judgement.traces[0].unrepeated:
+        causes.append(_UNREPEATED)
     if blame.direction == "loss":
         causes.append("the loss sends the model another gradient")
     return blame, [*causes, *compare_settings(facts[0], facts[1])]

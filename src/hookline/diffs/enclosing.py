@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from os.path import commonprefix
+
+import numpy as np
 
 from hookline.diffs.fingerprints import Fingerprints
 from hookline.diffs.kinds import are_of_one_kind, can_be_of_one_kind
@@ -24,11 +28,38 @@ def pair_modules(
         if ours.port == theirs.port and can_be_of_one_kind(a, ours.module, b, theirs.module):
             votes[ours.module, theirs.module] += 2 if ours.port == "output" else 1
     new = [pair for pair, _ in votes.most_common() if modules.add(*pair, "order")]
+    new += _pair_by_weights(pairs, modules, weights)
     new += _pair_by_ends(pairs, modules)
     new += _pair_by_children(pairs, modules)
+    new += _pair_around(pairs, modules)
     for path_a, path_b in new:
         if _are_same_weights(weights, path_a, path_b) or _is_consistent(pairs, path_a, path_b):
             pair_values(pairs, path_a, path_b, "order")
+
+
+def _pair_by_weights(
+    pairs: SitePairs, modules: ModulePairs, weights: tuple[Fingerprints, Fingerprints]
+) -> list[tuple[str, str]]:
+    """Pair modules of one class and the same weights, which give values of other sizes."""
+    mains: list[dict[str, int]] = []
+    for own, known in zip(weights, (modules.forward, modules.backward), strict=True):
+        found = {path: own.find_main(path) for path in own.outline.values if path not in known}
+        mains.append({path: site for path, site in found.items() if site is not None})
+    if not all(mains):
+        return []
+    a, b = pairs.a, pairs.b
+    same = weights[0].compare(list(mains[0].values()), weights[1], list(mains[1].values()))
+    same &= (same.sum(1) == 1)[:, None] & (same.sum(0) == 1)[None]
+    paths, others = list(mains[0]), list(mains[1])
+    alike = [(paths[i], others[j]) for i, j in np.argwhere(same)]
+    return [
+        (path, other)
+        for path, other in alike
+        if a.types[path] == b.types[other]
+        and a.count_visits(path) == b.count_visits(other)
+        and a.parameters(path).keys() == b.parameters(other).keys()
+        and modules.add(path, other, "order")
+    ]
 
 
 def _pair_by_ends(pairs: SitePairs, modules: ModulePairs) -> list[tuple[str, str]]:
@@ -81,6 +112,35 @@ def _pair_by_children(pairs: SitePairs, modules: ModulePairs) -> list[tuple[str,
             found.append((path, other))
             votes.setdefault(_find_parent(path), Counter())[_find_parent(other)] += 1
     return found
+
+
+def _pair_around(pairs: SitePairs, modules: ModulePairs) -> list[tuple[str, str]]:
+    """Pair modules that are the smallest ones around the same counterparts, from inside out."""
+    a, b = pairs.a, pairs.b
+    found = []
+    for path in sorted(a.values, key=lambda path: -path.count(".")):
+        if path in modules.forward or not a.has_children(path):
+            continue
+        other = _find_around(a, path, modules.forward)
+        if other is None or b.count_visits(other) != a.count_visits(path):
+            continue
+        is_mutual = _find_around(b, other, modules.backward) == path
+        if is_mutual and not _do_ends_differ(pairs, path, other):
+            if modules.add(path, other, "order"):
+                found.append((path, other))
+    return found
+
+
+def _find_around(outline: Outline, path: str, partners: Mapping[str, str]) -> str | None:
+    """Find what holds the counterparts of all that a module holds; None where it has too few."""
+    inside = [
+        partners[one].split(".")
+        for one in outline.iterate_below(path)
+        if one != path and one in partners
+    ]
+    if len(inside) < 2:
+        return None
+    return ".".join(commonprefix(inside))
 
 
 def _find_parent(path: str) -> str:

@@ -71,10 +71,14 @@ def measure_gap(x: Tensor, y: Tensor) -> Gap:
         return Gap(math.inf, 0.0)
     distance = norm = 0.0
     for a, b in _chunks(x, y):
-        if a is None or b is None:
-            return Gap(math.inf, norm)
-        distance = math.hypot(distance, _find_norm(a - b))
-        norm = math.hypot(norm, _find_norm(a))
+        apart, size = _find_norm(a - b), _find_norm(a)
+        if not (math.isfinite(apart) and math.isfinite(size)):
+            # Only then is it looked at what is not finite: that costs more than the norms.
+            known = _take_finite(a, b)
+            if known is None:
+                return Gap(math.inf, norm)
+            apart, size = _find_norm(known[0] - known[1]), _find_norm(known[0])
+        distance, norm = math.hypot(distance, apart), math.hypot(norm, size)
     return Gap(distance, norm)
 
 
@@ -87,25 +91,25 @@ def _find_norm(x: Tensor) -> float:
     return size * float((x / size).norm()) if 0 < size < math.inf else size
 
 
-def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-    """Give both in float64, piece by piece, without what is not finite; None: it differs."""
+def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give both in float64, piece by piece."""
     import torch
 
     flat_x, flat_y = _flatten(x), _flatten(y)
     for start in range(0, len(flat_x), _CHUNK):
-        a = flat_x[start : start + _CHUNK].to(torch.float64)
-        b = flat_y[start : start + _CHUNK].to(torch.float64)
-        is_finite = torch.isfinite(a)
-        is_finite_too = torch.isfinite(b)
-        if bool(is_finite.all()) and bool(is_finite_too.all()):
-            yield a, b
-            continue
-        # NaN where the other is NaN too, and the same infinity, are equal.
-        alike = (a == b) | (a.isnan() & b.isnan())
-        if not bool((alike | (is_finite & is_finite_too)).all()):
-            yield None, None
-            return
-        yield torch.where(is_finite, a, 0.0), torch.where(is_finite_too, b, 0.0)
+        piece = slice(start, start + _CHUNK)
+        yield flat_x[piece].to(torch.float64), flat_y[piece].to(torch.float64)
+
+
+def _take_finite(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Put zeros where both are NaN, or the same infinity; None: one of them is not."""
+    import torch
+
+    is_finite, is_finite_too = torch.isfinite(x), torch.isfinite(y)
+    alike = (x == y) | (x.isnan() & y.isnan())
+    if not bool((alike | (is_finite & is_finite_too)).all()):
+        return None
+    return torch.where(is_finite, x, 0.0), torch.where(is_finite_too, y, 0.0)
 
 
 def _flatten(x: Tensor) -> Tensor:

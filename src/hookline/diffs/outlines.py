@@ -93,5 +93,5 @@ class Outline:
             self.types.setdefault(site.module, site.type)
             slot = Slot(site.kind, site.leaf, bool(site.more.get("after", False)))
             self.slots.setdefault(site.module, {}).setdefault(slot, site.id)
-        else:
+        elif site.kind != "overwritten":  # not a value of its own: nobody need ever read it
             self.followers.append(site.id)

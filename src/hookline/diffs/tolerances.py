@@ -36,6 +36,10 @@ UNITS = (0.0, 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-11, 2.0**-8, 2.0**-4)
 TIMES_FLOOR = 10.0
 """A difference is one where it is more than this many times the floor."""
 
+FAR = 1.0
+"""But not more than this, or than the floor and a half: values with nothing in common are that far
+apart."""
+
 LEAST_UNITS = 10.0
 """And more than this many units of round-off, however small the floor."""
 
@@ -138,7 +142,8 @@ def set_limits(
             own_floors[place] = floors[pair.a.id] * max(1.0, scale)
     table = np.array([TABLE[one] for one in precisions])
     least = np.minimum(LEAST_UNITS * units, table)
-    limits = np.where(np.isnan(own_floors), table, np.fmax(TIMES_FLOOR * own_floors, least))
+    wide = np.minimum(TIMES_FLOOR * own_floors, np.maximum(FAR, 1.5 * own_floors))
+    limits = np.where(np.isnan(own_floors), table, np.fmax(wide, least))
     is_exact = np.array([one == EXACT for one in precisions], bool)
     limits = np.where(is_exact, 0.0, limits)
     is_given = np.zeros(len(pairs), bool)

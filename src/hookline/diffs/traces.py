@@ -7,7 +7,7 @@ belongs to such a value or to a parameter; and for each step the numbers that we
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-KINDS = ("value", "gradient", "parameter", "buffer", "parameter gradient", "update")
-"""What a site of a trace can be."""
+KINDS = (
+    "value",
+    "gradient",
+    "parameter",
+    "buffer",
+    "parameter gradient",
+    "update",
+    "overwritten",
+)
+"""What a site of a trace can be; `overwritten` is an input of a module after this wrote into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,9 @@ class Trace(ABC):
 
     sites: Sequence[TraceSite]
     """Its sites by number."""
+
+    unrepeated: Set[int] = frozenset()
+    """The sites known to be others when the step is run again from the same random states."""
 
     @property
     @abstractmethod

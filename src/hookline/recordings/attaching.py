@@ -30,7 +30,7 @@ from hookline.watchers.recording import Recorder
 
 def measure(recorder: Recorder, site: int, tensor: Tensor) -> None:
     """Have a value measured; of one that is spread over ranks, what this rank has."""
-    shard = None if type(tensor) is Tensor else find_shard(tensor)
+    shard = find_shard(tensor)
     if shard is None:
         recorder.measure(site, tensor)
     else:
@@ -56,7 +56,10 @@ class RecorderSink:
 
     def measure(self, site: int, tensor: Tensor) -> None:
         """Measure a value, and write it where it is kept whole."""
-        measure(self._recorder, site, tensor)
+        if type(tensor) is Tensor:
+            self._recorder.measure(site, tensor)
+        else:
+            measure(self._recorder, site, tensor)
         if self.is_kept is not None:
             self.keep(site, tensor)
 

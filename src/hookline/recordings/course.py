@@ -87,7 +87,7 @@ class Post:
 class Passage:
     """One execution of a module in a step."""
 
-    __slots__ = ("caller", "changes", "post", "sites", "visit")
+    __slots__ = ("caller", "changes", "given", "post", "sites", "visit")
 
     def __init__(self, post: Post, visit: int, caller: str | None) -> None:
         self.post = post
@@ -95,6 +95,8 @@ class Passage:
         self.caller = caller
         self.sites: dict[tuple[str, Path], int] = {}
         """The sites of its values, by port and leaf."""
+        self.given: list[tuple[Path, Tensor, int]] = []
+        """What it was given, and the version that was, as long as it runs."""
         self.changes: dict[Path, int] = {}
         """The numbers of what was put in the place of its outputs, by leaf."""
 
@@ -153,9 +155,52 @@ class Course:
         """Learn that a module ends, or has raised."""
         passage: Passage | None = visit.record
         _, stack = self._stacks.get(visit.call.thread, (None, []))
-        if passage in stack:
+        if stack and stack[-1] is passage:
+            stack.pop()
+        elif passage in stack:  # those above it were interrupted
             del stack[stack.index(passage) :]
         return passage
+
+    def note_given(self, passage: Passage, leaf: Path, tensor: Tensor) -> None:
+        """Remember what a module is given, to see whether it writes into that."""
+        if not tensor.is_inference():
+            passage.given.append((leaf, tensor, tensor._version))
+
+    def end(self, passage: Passage) -> None:
+        """Take what a module has written into, once its outputs were taken.
+
+        Of modules inside of one another that is the innermost, which ends first.
+        """
+        for leaf, tensor, version in passage.given:
+            if tensor._version != version and self._identities.note_overwritten(tensor):
+                self._overwrite(passage, leaf, tensor)
+        passage.given.clear()
+
+    def _overwrite(self, passage: Passage, leaf: Path, tensor: Tensor) -> None:
+        of = self.sites[passage.sites["input", leaf]]
+        first = self._identities.find(tensor)
+
+        def make(number: int, value: Tensor) -> TraceSite:
+            return replace(
+                of,
+                id=number,
+                kind="overwritten",
+                requires_grad=None,
+                same_as=first,
+                of=of.id,
+                more=_place(value),
+                **_describe(value),
+            )
+
+        key = ("overwritten", leaf, passage.visit)
+        with self._lock:
+            number = passage.post.ids.get(key)
+            if number is None:
+                number = passage.post.ids[key] = self.sink.number(make, tensor)
+        if first is None:
+            self.sink.measure(number, tensor)
+        else:
+            self.sink.share(number, first, tensor)
 
     # Values and their gradients.
 
@@ -220,10 +265,10 @@ class Course:
 
     def gradient(self, value: int, grad: Tensor, *, is_part: bool = False) -> None:
         """Take the gradient of a value, or the part of it that one module sends."""
+        shape = self.sites[value].shape
+        if grad.shape != shape and grad.numel() == math.prod(shape):
+            grad = grad.reshape(shape)  # heard of at the node that made what a view shows
         with self._lock:
-            shape = self.sites[value].shape
-            if grad.shape != shape and grad.numel() == math.prod(shape):
-                grad = grad.reshape(shape)  # heard of at the node that made what a view shows
             arrival = self._arrivals.get((value, is_part), 0)
             self._arrivals[value, is_part] = arrival + 1
             key = (value, is_part, arrival)

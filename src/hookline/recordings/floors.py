@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.diffs.measuring import relative_error
+from hookline.diffs.tolerances import TABLE, read_precision
 from hookline.recordings.course import MakeSite
 from hookline.recordings.live import LiveTrace, key_of
 from hookline.recordings.tracing import Loss, trace_step
@@ -27,6 +28,9 @@ PERTURBATION = 4.0
 
 COARSE_PERTURBATION = 1.0
 """The same for values of 16 bits and fewer."""
+
+DOUBTFUL = 10.0
+"""Whether a model repeats itself is looked at where a floor is this many times the usual limit."""
 
 
 def perturb(tensor: Tensor, generator: Generator) -> Tensor:
@@ -56,7 +60,8 @@ def calibrate_floors(
     """Measure for each site of a model's trace how far rounding alone moves it, relative.
 
     `trace` is that of the same step as it is, with tensors; without one it is made first. A site
-    that no perturbed run has is NaN.
+    that no perturbed run has is NaN, and so is one that a run without any perturbation gives
+    otherwise: that is no rounding. The trace is told of those.
     """
     options: dict[str, Any] = {
         "loss": loss,
@@ -72,6 +77,19 @@ def calibrate_floors(
     for run in range(runs):
         sink = _Comparing(trace, index, floors)
         trace_step(model, args, kwargs, perturb=perturb, perturb_seed=run + 1, sink=sink, **options)
+    usual = np.array([TABLE[read_precision(site.dtype)] for site in trace.sites])
+    flows = np.array([site.kind in ("value", "gradient") for site in trace.sites], bool)
+    with np.errstate(invalid="ignore"):
+        is_doubtful = bool((flows & (floors > DOUBTFUL * usual)).any())
+    if is_doubtful:
+        again = np.full(len(trace.sites), np.nan)
+        trace_step(model, args, kwargs, sink=_Comparing(trace, index, again), **options)
+        with np.errstate(invalid="ignore"):
+            lost = flows & (again > usual)
+            if lost.any():
+                # What comes after holds rounding and what was not repeated, nobody knows how much.
+                floors[again > floors / DOUBTFUL] = np.nan
+        trace.set_unrepeated(np.flatnonzero(lost).tolist())
     for site in trace.sites:
         if site.same_as is not None:
             floors[site.id] = floors[site.same_as]

@@ -51,6 +51,9 @@ class ViewEar(Ear):
 
 def hear(listener: TraceListener, site: int, tensor: Tensor, module: nn.Module | None) -> bool:
     """Have the gradient of a tensor told; false where that could change it."""
+    if not (tensor.is_leaf or tensor._is_view()):  # the short way of most
+        add_tensor_hook(tensor, Ear(listener, site))
+        return True
     way = choose_way(tensor, {}, module=module, hooks_views=True)
     if way is Way.HOOK:
         add_tensor_hook(tensor, Ear(listener, site))

@@ -16,16 +16,18 @@ class Identities:
     is noted here of a memory keeps others from having its number, also once it was freed.
     """
 
-    __slots__ = ("_held", "_known")
+    __slots__ = ("_held", "_known", "_overwritten")
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._held: dict[int, object] = {}
+        self._overwritten: set[tuple[int, int]] = set()
 
     def clear(self) -> None:
         """Forget all of them: a step begins."""
         self._known.clear()
         self._held.clear()
+        self._overwritten.clear()
 
     def meet(self, tensor: Tensor, site: int) -> int | None:
         """Give the site where this very tensor was met first, None where that is here."""
@@ -34,6 +36,21 @@ class Identities:
             return None
         first = self._known.setdefault(key, site)
         return None if first == site else first
+
+    def find(self, tensor: Tensor) -> int | None:
+        """Give the site where this very tensor was met; None where it was not."""
+        return self._known.get(self._key(tensor))
+
+    def note_overwritten(self, tensor: Tensor) -> bool:
+        """Tell whether that a memory was changed, up to its version of now, is news."""
+        inner = getattr(tensor, "_local_tensor", tensor)
+        try:
+            key = (storage_number(inner, self._held), tensor._version)
+        except (RuntimeError, NotImplementedError):
+            return False
+        is_new = key not in self._overwritten
+        self._overwritten.add(key)
+        return is_new
 
     def knows(self, tensor: Tensor) -> bool:
         """Tell whether this very tensor was met."""

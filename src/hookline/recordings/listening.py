@@ -107,6 +107,7 @@ class TraceListener(Listener):
                 if self.change is not None:
                     output = self._exchange(passage, output)
                 self._take(passage, output, module)
+                self.course.end(passage)
         except Exception as error:
             self._fail(error)
         return output
@@ -117,7 +118,9 @@ class TraceListener(Listener):
 
     def on_raise(self, visit: Visit) -> None:
         if not visit.is_recompute:
-            self.course.leave(visit)
+            passage = self.course.leave(visit)
+            if passage is not None:
+                passage.given.clear()
 
     def on_gradient(
         self, visit: Visit, port: str, leaf: Path, grad: Tensor | None, task: int
@@ -153,6 +156,8 @@ class TraceListener(Listener):
         if not self.post.is_wanted:
             return
         number, is_heard = self.course.value(passage, self.port, leaf, tensor)
+        if self.port == "input":
+            self.course.note_given(passage, leaf, tensor)
         if self.has_gradients and not is_heard and tensor.requires_grad and torch.is_grad_enabled():
             self._hear(number, tensor, module)
 

@@ -77,6 +77,15 @@ class LiveTrace(Trace):
         """Say how far rounding alone moves each site."""
         self._floors = floors
 
+    def set_unrepeated(self, sites: Sequence[int]) -> None:
+        """Say which sites were others when the step was run again from the same random states."""
+        self.unrepeated = frozenset(sites)
+        if sites:
+            self.notes.append(
+                f"it does not repeat itself: `{self.sites[min(sites)].address}` is another when "
+                "the step is run again from the same random states"
+            )
+
     def drop_tensors(self) -> None:
         """Let go of all tensors; their numbers stay."""
         self._tensors.clear()

@@ -68,6 +68,8 @@ def _mark(site: TraceSite) -> str:
     if site.more.get("after"):
         return "#after"
     visit = f"#{site.visit}" if site.visit else ""
+    if site.kind == "overwritten":
+        return f"{visit}#after"
     arrival = site.more.get("arrival")
     return visit + ("#part" if site.is_part else "") + (f"#again{arrival}" if arrival else "")
 
