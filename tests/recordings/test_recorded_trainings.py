@@ -316,7 +316,7 @@ def test_of_a_compiled_model_parameters_alone_are_recorded(tmp_path: Path) -> No
         ({"steps": 0}, "from 1"),
         ({"optimizer": torch.optim.SGD}, "needs inputs"),
     ],
-    ids=str,
+    ids=["loss", "steps", "optimizer"],
 )
 def test_what_cannot_be_meant_is_refused(
     tmp_path: Path, given: dict[str, Any], message: str

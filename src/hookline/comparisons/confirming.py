@@ -96,6 +96,13 @@ def _tell(difference: Difference, located: Located, locator: Locator) -> Differe
     moved = _move(difference, located)
     told = _describe(located.graft, error, located, direction=difference.direction or "")
     moved = replace(moved, graft=told)
+    if located.written_for is not None:
+        name = f"`{located.written_for}`" if located.written_for else "the model"
+        words = f"with copies of what it is given, {name} is the same on both sides"
+        cause = f"it writes into its input, which {name} uses again"
+        is_told = any(one.startswith("it writes") for one in moved.causes)
+        causes = moved.causes if is_told else (cause, *moved.causes)
+        moved = replace(moved, graft={**told, "sentence": words}, causes=causes)
     if located.is_state:
         moved = replace(moved, causes=(*moved.causes, _STATE))
     return moved if located.descent is None else _add(moved, located.descent)
@@ -126,6 +133,7 @@ def _move(difference: Difference, located: Located) -> Difference:
         causes=tuple(compare_modules(own, other)),
         is_own_code=is_parent,
         before="",
+        written="",
     )
 
 

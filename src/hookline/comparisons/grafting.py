@@ -8,7 +8,8 @@ or in order by their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,22 @@ def make_graft(
         given=_compare_calls(caught, other),
         notes=tuple(notes),
     )
+
+
+@contextmanager
+def copying_inputs(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules copies of their arguments for a while, so that writing there does nothing."""
+
+    def copy(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        both = _trees.map_tensors({"args": args, "kwargs": kwargs}, lambda _, one: one.clone())
+        return both["args"], both["kwargs"]
+
+    handles = [one.register_forward_pre_hook(copy, with_kwargs=True) for one in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _can_take(other: CaughtCall, caught: CaughtCall) -> bool:

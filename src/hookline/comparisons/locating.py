@@ -16,9 +16,9 @@ from torch import nn
 
 from hookline.addresses.pattern import escape
 from hookline.comparisons.calling import StepCall
-from hookline.comparisons.catching import NotCaught
+from hookline.comparisons.catching import NotCaught, find_module
 from hookline.comparisons.descending import Descent, descend
-from hookline.comparisons.grafting import Graft, make_graft
+from hookline.comparisons.grafting import Graft, copying_inputs, make_graft
 from hookline.diffs.difference import Difference
 from hookline.diffs.tolerances import TELLING_GAIN
 from hookline.replays.staging import CannotReplay
@@ -53,6 +53,9 @@ class Located:
 
     is_itself: bool = False
     """Whether it differs itself."""
+
+    written_for: str | None = None
+    """The module that differs no more once the blamed one cannot write into its input."""
 
     is_state: bool = False
     """Whether it differs in the step alone, by what it keeps or reads besides its arguments."""
@@ -91,6 +94,8 @@ class Locator:
         """Find the module that differs itself, beginning at the one that is blamed."""
         difference = self._difference
         first = (difference.first or "", difference.first_b or "")
+        if difference.written:
+            return self._ask_writers(first)
         for paths in [*self._list_candidates(), first]:
             graft = self._graft(paths, difference.visit)
             if isinstance(graft, Graft) and self.is_itself(graft):
@@ -131,6 +136,32 @@ class Locator:
         start = f"{graft.call.path}." if graft.call.path else ""
         fine = {name for name in graft.parameters if f"{escape(start + name)}:grad" in self._fine}
         return graft.error(self._difference.direction, without=fine)
+
+    def _ask_writers(self, first: Paths) -> Located:
+        """Ask whether the code around a module that writes into its input differs without that."""
+        difference = self._difference
+        at = next(one for one in difference.pairs if one.verdict == "introduces")
+        scope = at.module if at.port == "output" else self._callers.get(at.module) or ""
+        around = (scope, self._partner(scope) or "")
+        plain = self._graft(around, difference.visit)
+        if isinstance(plain, str):
+            return Located(first, reason=plain)
+        if not self.is_itself(plain):
+            return self._go_up(around, plain)
+        for path in difference.candidates:
+            if path == scope:
+                continue
+            paths = (path, self._partner(path) or path)
+            try:
+                models = zip(self._pair.models, paths, strict=True)
+                writers = [find_module(model, one) for model, one in models]
+            except NotCaught:
+                continue
+            with copying_inputs(writers):
+                copied = self._try_graft(around, difference.visit)
+            if isinstance(copied, Graft) and not self.is_itself(copied):
+                return Located(paths, plain, is_itself=True, written_for=scope)
+        return self._go_down(around, plain)
 
     def _list_candidates(self) -> list[Paths]:
         """List who may be to blame where that is not certain, innermost first."""

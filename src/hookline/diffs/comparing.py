@@ -17,6 +17,7 @@ from hookline.diffs.drifting import Drift
 from hookline.diffs.gaps import Gaps, PairMeasurer
 from hookline.diffs.judging import Judgement
 from hookline.diffs.measuring import SKETCH_SIGHT
+from hookline.diffs.overwriting import find_overwrites
 from hookline.diffs.phases import make_pairs
 from hookline.diffs.tolerances import EXACT, FLOAT64, Limits, find_unused, set_limits
 from hookline.diffs.traces import Trace
@@ -106,6 +107,7 @@ class _Comparison:
                 self.ancestry,
                 settings,
                 wide,
+                overwrites=find_overwrites(self.traces, self.alignment, steps),
                 is_first=not number,
             )
             origin = now.find_origin()

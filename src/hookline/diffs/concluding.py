@@ -84,6 +84,7 @@ def _describe(
         before=blame.before,
         word=origin.word,
         candidates=blame.candidates or (blame.module,),
+        written=blame.written,
         source=own.source if own else "",
         source_b=other.source if other else "",
         causes=tuple(dict.fromkeys(causes)),
@@ -106,6 +107,8 @@ def _settle(
     causes = [*compare_site(pair), *settings.causes(blame.module)]
     if pair.a.id in judgement.traces[0].unrepeated:
         causes.append(_UNREPEATED)
+    if blame.word:
+        causes.insert(0, blame.word)
     if blame.direction == "loss":
         causes.append("the loss sends the model another gradient")
     return blame, [*causes, *compare_settings(facts[0], facts[1])]

@@ -212,6 +212,9 @@ class Difference:
     candidates: tuple[str, ...] = ()
     """Modules that may be to blame, the likeliest first; one where it is certain."""
 
+    written: str = ""
+    """The input that a candidate writes into, where that may be what is wrong."""
+
     operation: str | None = None
     """The operation inside the module: `blocks.5.attn/softmax`."""
 

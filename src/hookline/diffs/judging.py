@@ -18,6 +18,7 @@ from hookline.diffs.blaming import Blaming
 from hookline.diffs.causes import Settings
 from hookline.diffs.gaps import Gaps
 from hookline.diffs.noise import Allowance
+from hookline.diffs.overwriting import Overwrite
 from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
@@ -92,6 +93,9 @@ class Judgement:
     wide: Floats
     """The limits of this step: wider where the weights differ from earlier steps on."""
 
+    overwrites: Sequence[Overwrite] = ()
+    """The modules that write into what they are given."""
+
     is_first: bool = True
     """Whether it is the first step: its parameters and buffers are judged, too."""
 
@@ -103,7 +107,7 @@ class Judgement:
 
     def __post_init__(self) -> None:
         self.allowance = Allowance(self.pairs, self.ancestry, gaps=self.gaps, limits=self.limits)
-        self.blaming = Blaming(self.traces, self.ancestry, self.settings)
+        self.blaming = Blaming(self.traces, self.ancestry, self.settings, self.overwrites)
 
     def limit(self, pair: Pair) -> float:
         """Give what a pair may differ by in this step."""
@@ -115,9 +119,22 @@ class Judgement:
 
     def differs(self, pair: Pair) -> bool:
         """Tell whether a pair differs."""
-        if pair.is_early_state and not self.is_first:
+        if (pair.is_early_state and not self.is_first) or self._is_cut_otherwise(pair):
             return False
         return self.is_past(pair) and not self.allowance.is_noise(pair)
+
+    def _is_cut_otherwise(self, pair: Pair) -> bool:
+        """Tell whether something of other sizes on each side lies within one that gives the same.
+
+        Two that route their rows to others in other ways come to the same in the end.
+        """
+        is_value = pair.phase == FORWARD
+        at = pair if is_value else self.ancestry.of_site.get(pair.value)
+        if pair.phase > BACKWARD or at is None or pair.missing or pair.match.is_group:
+            return False
+        if math.prod(pair.a.shape) == math.prod(pair.b.shape):
+            return False
+        return any(not self.is_past(one) for one in self.ancestry.results_around(at))
 
     def find_origin(self) -> Origin | None:
         """Find where the first difference comes from; None: nothing differs."""
@@ -233,7 +250,7 @@ class Judgement:
     def _make_origin(self, pair: Pair) -> Origin:
         """Say of a pair whose code made it, and what goes without a number."""
         r_in, gain, _ = self.measure_gain(pair)
-        blame = self.blaming.blame(pair)
+        blame = self.blaming.refine(pair, self.blaming.blame(pair))
         direction = "input" if blame.direction == "input" else DIRECTIONS[pair.phase]
         word = ""
         if pair.missing:

@@ -118,10 +118,13 @@ class Allowance:
         if not count:
             return False
         kind = pair.a.kind
+        # Where a sum cancels, at least one that has all its elements was as large as the rest.
         made_of = [
             float(self._rms[one.a.id])
             for one in self.ancestry.predecessors(pair)
-            if one.a.kind == kind and not self._is_mask(one)
+            if one.a.kind == kind
+            and math.prod(one.a.shape) >= math.prod(pair.a.shape)
+            and not self._is_mask(one)
         ]
         size = max((one for one in made_of if not math.isnan(one)), default=0.0)
         own = float(np.nan_to_num(self._rms[pair.a.id]))

@@ -221,9 +221,10 @@ def _read_site(
     if "port" not in more:
         more.update(_guess(site, by_address, modules))
     mark = more.pop("mark", "")
+    is_overwritten = site.kind == "value" and bool(more.pop("after", False))
     return TraceSite(
         id=number,
-        kind=site.kind,
+        kind="overwritten" if is_overwritten else site.kind,
         address=site.address.removesuffix(mark) if mark else site.address,
         module=site.module,
         port=more.pop("port"),

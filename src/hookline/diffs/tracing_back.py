@@ -37,6 +37,12 @@ class Blame:
     candidates: tuple[str, ...] = ()
     """Who else may have made it, the likeliest first."""
 
+    written: str = ""
+    """The input that a candidate writes into, where that may be what is wrong."""
+
+    word: str = ""
+    """How it does."""
+
 
 class Ancestry:
     """Look up what the values of the first side were made of."""
@@ -141,6 +147,25 @@ class Ancestry:
             for one in self._inside.get(scope, ()):
                 found[one.place] = one
         return list(found.values())
+
+    def results_around(self, pair: Pair) -> list[Pair]:
+        """List what the modules around a value give next: of each the first output."""
+        found = []
+        caller, seen = pair.a.caller, {pair.a.module}
+        while caller is not None and caller not in seen:
+            seen.add(caller)
+            later = (
+                one
+                for one in self._inside.get(caller, ())
+                if one.a.module == caller and one.a.port == "output" and one.a.id > pair.a.id
+            )
+            found += [one for one in [next(later, None)] if one is not None]
+            caller = self.callers.get(caller)
+        return found
+
+    def is_within(self, moment: int, scope: str, site: TraceSite) -> bool:
+        """Tell whether a site came in the same execution of a module as another, and before it."""
+        return self._find_entry(scope, site) <= moment < site.id
 
     def scopes(self, pair: Pair) -> list[str]:
         """List the modules whose own code may use the value of a gradient, outermost first."""

@@ -3,7 +3,8 @@
 sites      as the sites of any run; what only a trace knows is in `more`: `port`, `leaf`, `visit`,
            `caller`, `requires_grad`, `same_as`, `of`, `is_part`, `arrival`, `after`. In a run an
            address is there once, so one of a second visit and the like ends with a mark, which is
-           `more["mark"]`: `fc:output#1`, `fc:input.x.grad#part`.
+           `more["mark"]`: `fc:output#1`, `fc:input.x.grad#part`. What a module wrote into its
+           input is a value with `after`.
 modules    a document: the modules by path, ties, autocast, whether TF32 was allowed
 recording  a document: what was asked for
 floors     a document: how far rounding alone moves each site, by its number
@@ -48,12 +49,14 @@ def to_site_facts(site: TraceSite) -> SiteFacts:
     if site.is_part:
         more["is_part"] = True
     more |= site.more
+    if site.kind == "overwritten":
+        more["after"] = True
     if mark:
         more["mark"] = mark
     return SiteFacts(
         id=site.id,
         address=site.address + mark,
-        kind=site.kind,
+        kind="value" if site.kind == "overwritten" else site.kind,
         module=site.module,
         type=site.type,
         dtype=site.dtype,

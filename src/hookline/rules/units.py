@@ -79,7 +79,7 @@ class DeadUnits(Rule):
         roster, units = step.roster, step.stat("units")
         inputs = step.stat("count")[roster.value_beside] / units
         usual = np.nanmedian(shares) if np.isfinite(shares).sum() > 2 else np.nan
-        is_alone = (units >= 32) & (inputs >= 8) & ~(usual > self.alone)
+        is_alone = (units >= 32) & (inputs >= 8) & (not usual > self.alone)
         limit = np.where(is_alone, self.share, self.most)
         if self._trend.is_below(0.8):
             # Units that go out while it learns are not missed.
