@@ -157,9 +157,7 @@ def _say(
 
 def _describe(graft: Graft, error: float, located: Located, *, direction: str) -> Mapping[str, Any]:
     return {
-        **_say(
-            error, is_itself=located.is_itself, is_state=located.is_state, direction=direction
-        ),
+        **_say(error, is_itself=located.is_itself, is_state=located.is_state, direction=direction),
         "outputs": dict(graft.outputs),
         "gradients": dict(graft.gradients),
         "parameters": dict(graft.parameters),

@@ -64,13 +64,13 @@ class Blaming:
         matched = self.ancestry.of_site
         here = {one.leaf: one for one in self._list_inputs(0, blame.module, visit)}
         there = {one.leaf: one for one in self._list_inputs(1, other, visit)}
-        known = {pair.b.id for pair in matched.values() if not pair.missing}
-        alone = {leaf: "here" for leaf, one in here.items() if one.id not in matched}
-        extra = {leaf: "there" for leaf, one in there.items() if one.id not in known}
-        if bool(alone) == bool(extra):  # none, or perhaps the same under another name
+        if len(here) == len(there):  # perhaps under other names
             return None
-        for leaf, side in (alone or extra).items():
-            kind = (here if side == "here" else there)[leaf].type
+        more, fewer, side = (
+            (here, there, "here") if len(here) > len(there) else (there, here, "there")
+        )
+        for leaf in more.keys() - fewer.keys():
+            kind = more[leaf].type
             if any(
                 one.a.type == kind and one.a.leaf == leaf and one.a.port == "input"
                 for one in matched.values()

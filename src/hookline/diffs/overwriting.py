@@ -88,7 +88,5 @@ def _list(trace: Trace) -> Iterator[TraceSite]:
 def _find_ends(trace: Trace) -> Mapping[tuple[str, int], int]:
     """Give the last site of each execution of a module."""
     return {
-        (site.module, site.visit): site.id
-        for site in trace.sites
-        if site.kind in ("value", _KIND)
+        (site.module, site.visit): site.id for site in trace.sites if site.kind in ("value", _KIND)
     }
