@@ -33,8 +33,11 @@ def ask(case: Case) -> dict[str, str | None]:
     return ask_rivals(_follow_reference(case.example), follow(make_other(case)))
 
 
-def write_page(outcomes: Sequence[Outcome]) -> None:
-    """Write the page: how it was made, the totals, the margins, each case."""
+def write_page(outcomes: Sequence[Outcome], *others: Sequence[Outcome]) -> None:
+    """Write the page: how it was made, the totals, the margins, each case.
+
+    Cases are listed with the first seed; of the others only what went wrong.
+    """
     cases = list(dict.fromkeys(one.case.name for one in outcomes))
     answers = {name: ask({**BUGS, **BENIGN}[name]) for name in cases}
     by_case = {(one.case.name, one.way): one for one in outcomes}
@@ -42,7 +45,7 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
     lines = [
         "# Where two models part, tried on planted bugs",
         "",
-        "Made by `python bench/diff_bench.py --write`.",
+        f"Made by `python bench/diff_bench.py --seeds {1 + len(others)} --write`.",
         f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, hookline {getattr(hl, '__version__', '0.1.0')}, "
         "one thread of a CPU.",
@@ -64,8 +67,12 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
         "is by default; a largest error of 1e-3; one of largest, smallest, mean or norm off by "
         "half.",
         "",
-        "The constants of the verdict were looked at with these cases at hand, so this is what "
-        "they must do and no measure of how they do on others.",
+        "The constants of the verdict were chosen with these cases at hand, so this is what they "
+        "must do and no measure of how they do on others.",
+        *_tell_seeds(others),
+        "",
+        "What is below the limit stays unseen: without floors, and with no setting that differs, a "
+        "difference of less than 2e-5 in float32 is not one.",
         "",
         *_margins(outcomes),
         "",
@@ -85,6 +92,18 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
         *(_benign_row(BENIGN[name], by_case, answers[name]) for name in cases if name in BENIGN),
     ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _tell_seeds(others: Sequence[Sequence[Outcome]]) -> list[str]:
+    """Say what came of other weights and batches."""
+    if not others:
+        return []
+    lines = ["The same with other weights and batches:", ""]
+    for seed, outcomes in enumerate(others, 1):
+        wrong = [f"{one.case.name} by {one.way}" for one in outcomes if not one.is_right]
+        said = f"{len(outcomes) - len(wrong)} of {len(outcomes)} comparisons right"
+        lines.append(f"- seed {seed}: {said}{f' (wrong: {", ".join(wrong)})' if wrong else ''}")
+    return lines
 
 
 def _row(*cells: str) -> str:

@@ -64,12 +64,13 @@ class Blaming:
         matched = self.ancestry.of_site
         here = {one.leaf: one for one in self._list_inputs(0, blame.module, visit)}
         there = {one.leaf: one for one in self._list_inputs(1, other, visit)}
-        if len(here) == len(there):  # perhaps under other names
+        if here.keys() < there.keys():
+            more, alone, side = there, there.keys() - here.keys(), "there"
+        elif there.keys() < here.keys():
+            more, alone, side = here, here.keys() - there.keys(), "here"
+        else:  # the same, or perhaps the same under other names
             return None
-        more, fewer, side = (
-            (here, there, "here") if len(here) > len(there) else (there, here, "there")
-        )
-        for leaf in more.keys() - fewer.keys():
+        for leaf in alone:
             kind = more[leaf].type
             if any(
                 one.a.type == kind and one.a.leaf == leaf and one.a.port == "input"

@@ -168,7 +168,9 @@ def _find_verdict(judgement: Judgement, origin: Origin | None, pair: Pair) -> st
         return "not compared"
     if not judgement.is_past(pair):
         return "agrees"
-    if judgement.allowance.is_noise(pair):
+    if judgement.is_cut_otherwise(pair):
+        return "not compared"
+    if origin is None or judgement.allowance.is_noise(pair):
         return "noise"
     return "missing" if pair.missing else "inherits"
 

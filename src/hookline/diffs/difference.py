@@ -34,7 +34,8 @@ VERDICTS = ("agrees", "introduces", "inherits", "noise", "missing", "not compare
 agrees         within its limit
 introduces     the first difference: what it was made of agrees
 inherits       past its limit, after the first difference
-noise          past its limit, but a sum that cancels and holds nothing but rounding
+noise          past its limit, but a sum that cancels and holds nothing but rounding, or rounding
+               that grew slowly
 missing        there on one side alone, such as a gradient that never came
 not compared   nothing was measured that could be compared
 """

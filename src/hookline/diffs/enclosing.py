@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
-from os.path import commonprefix
 
 import numpy as np
 
@@ -124,10 +124,10 @@ def _pair_around(pairs: SitePairs, modules: ModulePairs) -> list[tuple[str, str]
         other = _find_around(a, path, modules.forward)
         if other is None or b.count_visits(other) != a.count_visits(path):
             continue
-        is_mutual = _find_around(b, other, modules.backward) == path
-        if is_mutual and not _do_ends_differ(pairs, path, other):
-            if modules.add(path, other, "order"):
-                found.append((path, other))
+        if _find_around(b, other, modules.backward) != path:
+            continue
+        if not _do_ends_differ(pairs, path, other) and modules.add(path, other, "order"):
+            found.append((path, other))
     return found
 
 
@@ -140,7 +140,8 @@ def _find_around(outline: Outline, path: str, partners: Mapping[str, str]) -> st
     ]
     if len(inside) < 2:
         return None
-    return ".".join(commonprefix(inside))
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*inside, strict=False))
+    return ".".join(parts[0] for parts in shared)
 
 
 def _find_parent(path: str) -> str:

@@ -22,6 +22,7 @@ from hookline.diffs.overwriting import Overwrite
 from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
+    SLOW_LIMITS,
     SUDDEN_UNITS,
     TABLE,
     TELLING_FLOORS,
@@ -119,11 +120,11 @@ class Judgement:
 
     def differs(self, pair: Pair) -> bool:
         """Tell whether a pair differs."""
-        if (pair.is_early_state and not self.is_first) or self._is_cut_otherwise(pair):
+        if (pair.is_early_state and not self.is_first) or self.is_cut_otherwise(pair):
             return False
         return self.is_past(pair) and not self.allowance.is_noise(pair)
 
-    def _is_cut_otherwise(self, pair: Pair) -> bool:
+    def is_cut_otherwise(self, pair: Pair) -> bool:
         """Tell whether something of other sizes on each side lies within one that gives the same.
 
         Two that route their rows to others in other ways come to the same in the end.
@@ -138,12 +139,24 @@ class Judgement:
 
     def find_origin(self) -> Origin | None:
         """Find where the first difference comes from; None: nothing differs."""
-        found = next((pair for pair in self._find_suspects() if self._shows(pair)), None)
-        if self.is_first and (found is None or found.phase > FORWARD):
+        shown = (pair for pair in self._find_suspects() if self._shows(pair))
+        origins = ((pair, self._follow(pair)) for pair in shown)
+        found = next((one for one in origins if not self._is_rounding(*one)), None)
+        if self.is_first and (found is None or found[0].phase > FORWARD):
             broken = self._find_ungraded()
             if broken is not None:
                 return broken
-        return None if found is None else self._follow(found)
+        return None if found is None else found[1]
+
+    def _is_rounding(self, pair: Pair, origin: Origin) -> bool:
+        """Tell whether a difference may be rounding that grew little by little.
+
+        How much that does is not known without a floor: the table holds for a model of some depth.
+        """
+        at = pair.place
+        is_known = not math.isnan(self.limits.floors[at]) or bool(self.limits.is_given[at])
+        r = float(self.gaps.r[at])
+        return origin.is_gradual and not is_known and r <= SLOW_LIMITS * self.limit(pair)
 
     def _find_suspects(self) -> list[Pair]:
         """List the pairs that may differ: a look at all at once, since most never do."""

@@ -53,6 +53,9 @@ SUDDEN_UNITS = 40.0
 """What is made of bits that are the same on both sides differs by rounding inside one module alone:
 by less than this many units, times what the module makes of rounding."""
 
+SLOW_LIMITS = 3.0
+"""What nowhere grows at once may be this many limits of the table, where no floor was measured."""
+
 USUAL_UNITS = 4.0
 """What rounding alone usually leaves at one site; what a gain is measured against."""
 
