@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from diff_cases import BENIGN, BUGS, WAYS, Case, Outcome, Side, make_other, make_reference, set_seed
+from diff_page import write_page
 
 import hookline as hl
 
@@ -30,6 +31,9 @@ for _module in (
     "diff_benign_hard",
 ):
     importlib.import_module(_module)  # which notes its models and cases
+
+_NOISE = 0.1
+"""Where rounding alone moves a value by so much, it is the rest of a sum that cancels."""
 
 CASES = {**BUGS, **BENIGN}
 """All cases by name."""
@@ -96,9 +100,14 @@ def run_case(case: Case, way: str, recordings: Recordings) -> Outcome:
     seconds = time.process_time() - begun
     over = _over(found.introduced, found.limit)
     if found.same:
-        agreeing = (one for one in found.pairs if one.r and one.verdict == "agrees")
-        over = max((_over(one.r, one.limit) for one in agreeing), default=0.0)
+        over = max((_over(one.r, one.limit) for one in found.pairs if _counts(one)), default=0.0)
     return Outcome(case, way, found.first, found.direction, over, str(found), seconds)
+
+
+def _counts(pair: Any) -> bool:
+    """Tell whether a pair says how near a limit is: not where a value is nothing but rounding."""
+    is_noise = pair.floor is not None and pair.floor > _NOISE
+    return bool(pair.r) and pair.verdict == "agrees" and not is_noise
 
 
 def _over(r: float | None, limit: float) -> float:
@@ -120,8 +129,6 @@ def main() -> None:
     chosen = [CASES[name] for name in options.name or CASES]
     by_seed = [_run_seed(seed, chosen, options.way or WAYS) for seed in range(options.seeds)]
     if options.write:
-        from diff_page import write_page
-
         set_seed(0)
         write_page(*by_seed)
     sys.exit(not all(one.is_right for outcomes in by_seed for one in outcomes))

@@ -101,8 +101,9 @@ def _tell_seeds(others: Sequence[Sequence[Outcome]]) -> list[str]:
     lines = ["The same with other weights and batches:", ""]
     for seed, outcomes in enumerate(others, 1):
         wrong = [f"{one.case.name} by {one.way}" for one in outcomes if not one.is_right]
-        said = f"{len(outcomes) - len(wrong)} of {len(outcomes)} comparisons right"
-        lines.append(f"- seed {seed}: {said}{f' (wrong: {", ".join(wrong)})' if wrong else ''}")
+        rest = f" (wrong: {', '.join(wrong)})" if wrong else ""
+        count = f"{len(outcomes) - len(wrong)} of {len(outcomes)}"
+        lines.append(f"- seed {seed}: {count} comparisons right{rest}")
     return lines
 
 
@@ -148,21 +149,38 @@ def _totals(
 def _margins(outcomes: Sequence[Outcome]) -> list[str]:
     """Say how near the nearest cases are to the limit, on both sides."""
     lines = [
-        "How far the cases are from the limit (relative error over limit: a bug has to be above 1 "
-        "at the place found, a benign change below 1 everywhere, noise left out):",
+        "How far the cases are from the limit, as relative error over limit: of a bug at the place "
+        "found, of a benign change the largest of all, but for gradients that are nothing but "
+        "rounding.",
+        "A bug below its limit was told by more than its size: a setting that differs, or values "
+        "before it that are equal to the last bit.",
         "",
-        _row("way", "smallest bug", "which", "largest benign", "which"),
-        _row(*["---"] * 5),
+        _row(
+            "way",
+            "smallest bug past its limit",
+            "which",
+            "bugs below their limits",
+            "largest benign",
+            "which",
+        ),
+        _row(*["---"] * 6),
     ]
     for way in WAYS:
-        bugs = [one for one in outcomes if one.way == way and one.case.is_bug and one.over > 0]
+        bugs = [one for one in outcomes if one.way == way and one.case.is_bug and one.is_right]
         benign = [one for one in outcomes if one.way == way and not one.case.is_bug]
-        if bugs and benign:
-            small = min(bugs, key=lambda one: one.over)
+        past = [one for one in bugs if one.over > 1]
+        if past and benign:
+            small = min(past, key=lambda one: one.over)
             large = max(benign, key=lambda one: one.over)
+            below = ", ".join(one.case.name for one in bugs if not one.over > 1)
             lines.append(
                 _row(
-                    way, f"{small.over:.2g}", small.case.name, f"{large.over:.2g}", large.case.name
+                    way,
+                    f"{small.over:.2g}",
+                    small.case.name,
+                    below or "none",
+                    f"{large.over:.2g}",
+                    large.case.name,
                 )
             )
     return lines

@@ -28,7 +28,7 @@ from hookline.captures.capture import capture
 from hookline.captures.captured import Captured
 from hookline.captures.storing import load
 from hookline.comparisons.diff import diff
-from hookline.diffs.difference import Difference
+from hookline.comparisons.showing import Difference
 from hookline.edits.actions import (
     add,
     clip,

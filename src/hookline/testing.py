@@ -16,7 +16,7 @@ from torch import nn
 
 from hookline.comparisons import diff
 from hookline.comparisons.baselines import replace_run
-from hookline.diffs.difference import Difference
+from hookline.comparisons.showing import Difference
 from hookline.pytest_plugin import UPDATE
 from hookline.recordings import record
 from hookline.runs.schema import is_run

@@ -13,7 +13,9 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
+import hookline as hl
 from hookline.cli import main
+from hookline.diffs import ranking
 from hookline.recordings import record
 
 
@@ -124,7 +126,7 @@ def test_bad_input_gives_code_2_and_a_sentence(run: Run, given: tuple[str, ...])
 
 def test_runs_of_different_models_are_told_so(run: Run) -> None:
     done = run("a", "other")
-    assert "`a` and `other` are runs of different models" in done.stderr
+    assert "`a` and `other` are of different models" in done.stderr
 
 
 def test_truncated_file_gives_code_2(run: Run, runs: Path, tmp_path: Path) -> None:
@@ -165,3 +167,90 @@ def test_page_that_cannot_be_written_gives_code_2(run: Run, tmp_path: Path) -> N
     done = run("a", "b", "--html", str(tmp_path / "file" / "diff.html"))
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("a",),
+        ("a", "missing"),
+        ("a", "other"),
+        ("a", "same", "--step", "7"),
+        ("a", "same", "--allow", "0=-1"),
+        ("a", "same", "--allow", "0=nan"),
+        ("a", "same", "--allow", "zero=1"),
+        ("a", "same", "--tolerance", "-1"),
+        ("a", "same", "--tolerance", "inf"),
+        ("a", "same", "--names", "nowhere=0"),
+        ("a", "b", "--html", "a"),
+    ],
+)
+def test_bad_input_is_told_in_json_too(run: Run, given: tuple[str, ...]) -> None:
+    done = run(*given, "--json")
+    assert done.exit_code == 2, done.output
+    assert json.loads(done.stdout)["error"] in done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("a", "same", "--names", "nowhere=0"), ("a", "same", "--allow", "zero=1")],
+)
+def test_only_what_is_no_run_is_told_to_be_recorded(run: Run, given: tuple[str, ...]) -> None:
+    assert "hookline record" not in run(*given).stderr
+    assert "hookline record" in run("a", "missing").stderr
+
+
+def test_run_that_lacks_steps_or_died_is_no_baseline(runs: Path, run: Run, tmp_path: Path) -> None:
+    """Steps that are missing are left out elsewhere; a baseline has promised them."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+
+    def train(folder: Path, steps: int, *, dies: bool = False) -> None:
+        model.zero_grad()
+        with hl.record(model, folder):
+            for _ in range(steps):
+                model(torch.ones(3, 4)).sum().backward()
+            if dies:
+                raise RuntimeError("out of luck")
+
+    train(tmp_path / "base", 3)
+    train(tmp_path / "short", 2)
+    with pytest.raises(RuntimeError, match="luck"):
+        train(tmp_path / "dead", 3, dies=True)
+    base, short, dead = (str(tmp_path / name) for name in ("base", "short", "dead"))
+    assert run(base, short).exit_code == 0
+    done = run("--baseline", base, short)
+    assert done.exit_code == 1
+    assert "lacks a step that the baseline has: 2" in done.stderr
+    done = run("--baseline", base, dead, "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert (found["same"], len(found["lacking"])) == (False, 1)
+    assert "did not come to its end: it failed" in done.stderr
+    assert run("--baseline", base, base).exit_code == 0
+
+
+def test_each_run_is_opened_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    real = ranking.open_trace
+    monkeypatch.setattr(
+        ranking, "open_trace", lambda *args, **given: opened.append(1) or real(*args, **given)
+    )
+    assert run("a", "same").exit_code == 0
+    assert len(opened) == 2
+
+
+def test_what_a_recording_says_of_itself_is_printed(run: Run, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2).requires_grad_(False)
+    for name in ("one", "two"):
+        record(model, tmp_path / name, (torch.ones(3, 4),), loss=torch.sum)
+    done = run(str(tmp_path / "one"), str(tmp_path / "two"))
+    assert done.exit_code == 0
+    assert "the loss does not depend on a parameter" in " ".join(done.stdout.split())
+
+
+def test_record_without_a_script_names_itself() -> None:
+    done = CliRunner().invoke(main, ["record"], prog_name="hookline")
+    assert done.exit_code == 2
+    assert "`hookline record train.py`" in done.stderr

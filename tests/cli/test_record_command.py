@@ -81,3 +81,39 @@ def test_mistakes_are_explained(
     result = CliRunner().invoke(main, words)
     assert result.exit_code == code, result.output
     assert message in result.output
+
+
+@pytest.mark.parametrize("words", [[], ["--overwrite"]])
+def test_other_files_are_left_alone(tmp_path: Path, words: list[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for out in (tmp_path, script):
+        result = CliRunner().invoke(main, ["record", *words, "-o", str(out), str(script), "none"])
+        assert result.exit_code == 1
+        assert "holds other files: `train.py`" in result.output or "is a file" in result.output
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+    assert script.read_text() == SCRIPT
+
+
+def test_a_full_disk_is_not_called_a_recording(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    wide = SCRIPT.replace("nn.Linear(8, 2))", "*[nn.Linear(8, 8) for _ in range(60)])")
+    (tmp_path / "train.py").write_text(limit + wide)
+    done = hookline_command(tmp_path, "record", "-o", "full", "train.py", "none")
+    assert (done.returncode, done.stdout) == (0, "done ['none']\n"), done.stderr
+    assert "cannot be written" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "hookline: nothing was kept: no step is in full"
+    assert "recorded 0 steps" not in done.stderr
+
+
+def test_a_pattern_of_tensors_that_names_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["--steps", "1", "--tensors", "0.wieght", "--tensors", "2"]
+    done = hookline_command(tmp_path, "record", "-o", "a", *words, "train.py", "none")
+    assert done.returncode == 0
+    assert "no whole tensors are kept of `0.wieght`" in done.stderr
+    assert "nearest: `0.weight`" in done.stderr
+    assert "kept of `2`" not in done.stderr
+    assert len(hl.open_run(tmp_path / "a").steps) == 1

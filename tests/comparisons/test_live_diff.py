@@ -252,7 +252,7 @@ def test_without_confirm_nothing_is_grafted() -> None:
 def test_replace_run_loses_nothing_when_interrupted(tmp_path: Any) -> None:
     folder = tmp_path / "baseline"
     folder.mkdir()
-    (folder / "rank-0.sqlite").write_text("old")
+    (folder / "rank-00000.sqlite").write_text("old")
     (folder / "run.json").write_text("{}")
 
     def interrupt(place: Any) -> None:
@@ -261,12 +261,12 @@ def test_replace_run_loses_nothing_when_interrupted(tmp_path: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replace_run(folder, interrupt)
-    assert (folder / "rank-0.sqlite").read_text() == "old"
+    assert (folder / "rank-00000.sqlite").read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["baseline"]
 
 
 def test_replace_run_refuses_a_folder_that_is_no_run(tmp_path: Any) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is no run"):
+    with pytest.raises(FileExistsError, match="holds other files"):
         replace_run(tmp_path, lambda place: place.mkdir())
     assert (tmp_path / "notes.txt").exists()

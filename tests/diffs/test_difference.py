@@ -216,7 +216,7 @@ def test_dictionary_writes_what_is_not_finite_as_words() -> None:
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert (plain["introduced"], plain["introduced_word"]) == (None, "infinity")
     assert (plain["pairs"][0]["r"], plain["pairs"][0]["r_word"]) == (None, "infinity")
-    assert plain["graft"] == {"verdict": "itself", "error": "nan"}
+    assert plain["graft"] == {"verdict": "itself", "error": None, "error_word": "nan"}
 
 
 def test_profile_is_there_with_tensors() -> None:

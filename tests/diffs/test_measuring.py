@@ -54,6 +54,44 @@ def test_relative_error_of_tensors(x: list[float], y: list[float], r: float) -> 
     assert relative_error(torch.tensor(x), torch.tensor(y)) == pytest.approx(r)
 
 
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (torch.tensor([2**62, 1]), torch.tensor([2**62 + 1, 1])),
+        (torch.tensor([2**53, 1]), torch.tensor([2**53 + 1, 1])),
+        (torch.tensor([1, 2], dtype=torch.uint64), torch.tensor([1, 3], dtype=torch.uint64)),
+        (torch.tensor([1, 2], dtype=torch.uint16), torch.tensor([1, 3], dtype=torch.uint16)),
+        (torch.tensor([1, 2]), torch.tensor([1, 3], dtype=torch.int32)),
+        (torch.tensor([True, False]), torch.tensor([True, True])),
+        (torch.zeros(3, dtype=torch.bool), torch.tensor([False, True, False])),
+    ],
+)
+def test_whole_numbers_are_compared_as_such(x: Tensor, y: Tensor) -> None:
+    assert relative_error(x, y) > 0
+    assert relative_error(x, x.clone()) == relative_error(y, y.clone()) == 0
+
+
+def test_whole_numbers_from_statistics() -> None:
+    """One of many that is off by one is far below what is seen of numbers."""
+    x = 1000 * torch.arange(100_000)
+    y = x.clone()
+    y[5] += 1
+    rows = measure(x).numpy()[None], measure(y).numpy()[None]
+    for is_whole in (False, True):
+        distances, _ = estimate_gaps(rows, None, is_whole=np.array([is_whole]))
+        assert bool(distances[0] > 0) is is_whole
+
+
+@pytest.mark.parametrize("size", [1e-310, 1e-300, 1e-200, 1e200, 1e300])
+@pytest.mark.parametrize("with_sketch", [False, True])
+def test_numbers_whose_squares_are_out_of_range(size: float, with_sketch: bool) -> None:
+    x = size * torch.linspace(1, 2, 50, dtype=torch.float64)
+    for y, r in ((x, 0), (1.5 * x, 0.5), ((1 + 1e-9) * x, 0)):
+        assert relative_error(x, y) == pytest.approx(r, abs=1e-8)
+        found = estimate(x, y, with_sketch=with_sketch)
+        assert found == 0 if r == 0 else r / 20 < found < 2 * r
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
 def test_relative_error_of_other_dtypes(dtype: torch.dtype) -> None:
     x = torch.arange(1, 9)

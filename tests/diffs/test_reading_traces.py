@@ -233,15 +233,17 @@ def test_truncated_database(gpt_trace: MemoryTrace, tmp_path: Path) -> None:
         open_trace(folder)
 
 
-def test_truncated_tensors_fall_back_to_sketches(gpt_trace: MemoryTrace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_broken_tensors_are_refused(gpt_trace: MemoryTrace, tmp_path: Path, is_gone: bool) -> None:
+    """What the run lists must be there: a comparison of less would look as good as a whole one."""
     folder = write(tmp_path / "a", gpt_trace, tensors=True)
     (file,) = (folder / "tensors").iterdir()
-    file.write_bytes(file.read_bytes()[:1000])
-    read = open_trace(folder)
-    found = compare(read, gpt_trace)
-    assert found.same
-    assert {pair.measured for pair in found.pairs} == {"sketch"}
-    assert any("cannot be read" in note for note in read.notes)
+    if is_gone:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(NotComparable, match=f"{file.name}` is listed in the run and cannot be"):
+        compare(open_trace(folder), gpt_trace)
 
 
 def test_unknown_rank(gpt_trace: MemoryTrace, tmp_path: Path) -> None:

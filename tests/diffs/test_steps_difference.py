@@ -100,6 +100,24 @@ def test_site_that_drifts_unevenly(spike: float, is_same: bool) -> None:
     assert found.step == (0 if is_same else 4)
 
 
+@pytest.mark.parametrize("name", ["m0.weight", "m1.weight"])
+def test_weights_that_something_else_than_the_optimizer_changed(name: str) -> None:
+    """They agree at the end of step 2, updates and all; at the start of step 3 one does not."""
+    wrong = {(step, name): 1e-3 for step in (3, 4)}
+    found = compare(make_training(5), make_training(5, wrong=wrong))
+    assert (found.step, found.direction, found.site) == (3, "state", name)
+    assert (found.first, found.introduced) == (name[:2], pytest.approx(1e-3, rel=0.5))
+    assert "something else than the optimizer changed it" in str(found)
+    assert str(found).startswith(f"Runs agree exactly up to {name[:2]} (Linear) at step 3; ")
+
+
+def test_steps_that_agree_before_a_drift_are_counted() -> None:
+    drift = [0, 0, 0, 1e-6, 1e-5]
+    found = compare(make_training(5), make_training(5, weights=drift, noise=drift))
+    assert found.same
+    assert "agree exactly in the first 3 of 5 steps; drift: " in str(found)
+
+
 def test_weights_that_differ_from_the_first_step_on_are_a_difference() -> None:
     found = compare(make_training(3), make_training(3, weights=[1e-3] * 3))
     assert (found.step, found.direction, found.site) == (0, "state", "m0.weight")
@@ -116,6 +134,7 @@ def test_steps_that_one_side_lacks_are_left_out_and_named() -> None:
     assert found.same
     assert found.history is not None
     assert found.history.steps == (2, 3, 4)
+    assert str(found) == "No difference: 6 sites in 3 of 6 steps agree exactly."
     assert found.notes == ("made lacks step 5: left out", "made lacks step 0, 1: left out")
 
 

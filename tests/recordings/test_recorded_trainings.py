@@ -19,7 +19,7 @@ from traced_models import Small, assert_same, find, of_kind, plain_loop, square,
 import hookline as hl
 from hookline.comparisons import diff
 from hookline.diffs.reading import open_trace
-from hookline.recordings import record, trace_step
+from hookline.recordings import read_call, record, trace_step
 from hookline.runs import RunWriter
 from hookline.stats.rows import FINITE, MEAN
 
@@ -294,7 +294,7 @@ def test_a_folder_that_holds_a_run_is_refused_or_replaced(tmp_path: Path) -> Non
     assert list(hl.open_run(folder).steps) == [0]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(hl.RunExists, match="not overwritten"):
+    with pytest.raises(hl.RunExists, match="holds other files"):
         record(Small(), tmp_path / "other", (tokens(),), overwrite=True)
 
 
@@ -390,3 +390,72 @@ def test_tensors_of_a_step_are_written_as_they_come_where_no_floors_are_measured
     assert [site.address for site in trace.sites] == [site.address for site in live.sites]
     for site in live.sites:
         assert torch.equal(trace.tensor(site.id, 0), live.tensor(site.id)), site.address
+
+
+class Holder(nn.Module):
+    """A model that is never called itself: its step calls a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def training_step(self, x: Tensor) -> Tensor:
+        """Give the loss of a batch."""
+        out: Tensor = self.net(x)
+        return out.square().mean()
+
+
+@pytest.mark.parametrize("has_optimizer", [True, False])
+def test_a_model_of_which_only_a_part_is_called(tmp_path: Path, has_optimizer: bool) -> None:
+    model = Holder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, tmp_path / "run", strict=True) as recording:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.training_step(torch.randn(5, 3)).backward()
+            if has_optimizer:
+                optimizer.step()
+            else:
+                recording.step()
+    assert recording.notes == []
+    trace = open_trace(tmp_path / "run")
+    assert trace.facts.modules["net.0"].config["in_features"] == "3"
+    there = {trace.sites[one].kind for one in np.flatnonzero(trace.measurements(0).is_there)}
+    expected = {"value", "gradient", "buffer", "parameter", "parameter gradient"}
+    assert there == expected | ({"update"} if has_optimizer else set())
+    dumps = hl.open_run(tmp_path / "run").tensors
+    assert [one.facts["part"] for one in dumps.values()] == ["net"]
+    assert read_call(tmp_path / "run") is None  # it is no call of the model
+
+
+def test_a_part_that_is_called_without_grad_is_described(tmp_path: Path) -> None:
+    model = Holder()
+    with record(model, tmp_path / "run", with_inference=True) as recording, torch.no_grad():
+        model.net(torch.randn(5, 3))
+        recording.step()
+    trace = open_trace(tmp_path / "run")
+    assert trace.facts.modules["net.0"].type == "Linear"
+    assert "buffer" in {site.kind for site in trace.sites}
+
+
+def test_a_recording_without_grad_says_how_it_would_be_one(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    with record(model, tmp_path / "silent") as silent, torch.no_grad():
+        model(torch.ones(2, 3))
+        silent.step()
+    assert any("`with_inference=True`" in one for one in silent.notes)
+    with record(model, tmp_path / "mixed") as mixed:
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        model(torch.ones(2, 3)).sum().backward()
+        mixed.step()
+    assert mixed.notes == []
+
+
+def test_whole_tensors_of_what_is_not_there_are_refused(tmp_path: Path) -> None:
+    model = Small()
+    for given in ({}, {"inputs": (tokens(),)}):
+        with pytest.raises(hl.NoSuchSite, match=r"`blocks.1.mxi`.*nearest.*`blocks\.1\.mix`"):
+            record(model, tmp_path / "run", tensors=["embed", "blocks.1.mxi"], **given)
+    assert not (tmp_path / "run").exists()
+    record(model, tmp_path / "run", (tokens(),), tensors=["blocks.*.ln1.weight"])

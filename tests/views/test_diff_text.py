@@ -193,3 +193,14 @@ def test_json_holds_all_that_the_text_says() -> None:
     ):
         assert word in text
     assert Difference(same=True).to_dict().keys() == found.keys()
+
+
+def test_text_counts_what_was_not_compared() -> None:
+    whole = compare_layers()
+    assert "sites compared" not in format_diff(whole)
+    pairs = list(whole.pairs)
+    pairs[0] = dataclasses.replace(pairs[0], verdict="not compared", r=None)
+    partly = dataclasses.replace(whole, pairs=pairs, alone_b=("x:output",))
+    count = len(pairs)
+    words = f"{count - 1} of {count + 1} sites compared: 1 could not be, 1 has no counterpart"
+    assert words in format_diff(partly, width=100)

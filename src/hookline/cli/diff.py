@@ -6,29 +6,30 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookline.cli.failing import Misused
+from hookline.cli.failing import Failure, Misused
 from hookline.cli.run_folders import complete_runs
 
 if TYPE_CHECKING:
     from hookline.diffs.difference import Difference
+    from hookline.diffs.traces import Trace
+    from hookline.runs import Run
 
 _EPILOG = """\b
 exit codes:
   0  no difference
-  1  they differ
+  1  they differ; with --baseline also: B died, or lacks steps that A has
   2  they cannot be compared: no recording there, not of the same model, a broken file;
-     or the command line cannot be understood
+     or the command line cannot be understood; with --json: {"error": ...}
 """
 
-_LEAST_SHARE = 0.25
-"""Runs of which fewer values and parameters have a counterpart are of different models."""
+_DIED = {"failed": "failed", "killed": "was killed", "interrupted": "was interrupted"}
 
 
 def _read_pairs(convert: Callable[[str], Any], what: str) -> Callable[..., dict[str, Any]]:
@@ -49,7 +50,53 @@ def _read_pairs(convert: Callable[[str], Any], what: str) -> Callable[..., dict[
     return read
 
 
-@click.command("diff", short_help="Say where two runs first differ.", epilog=_EPILOG)
+def _read_limit(text: str) -> float:
+    """Read a relative error: a number, 0 or more."""
+    limit = float(text)
+    if not math.isfinite(limit) or limit < 0:
+        raise ValueError
+    return limit
+
+
+def _read_tolerance(
+    context: click.Context, parameter: click.Parameter, given: str | None
+) -> float | None:
+    try:
+        return None if given is None else _read_limit(given)
+    except ValueError:
+        raise click.BadParameter(
+            f"`{given}` is no relative error: 0 or more, such as 1e-3"
+        ) from None
+
+
+class _JsonCommand(click.Command):
+    """A command that says what went wrong as JSON too, where JSON was asked for."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *rest: Any, **more: Any
+    ) -> click.Context:
+        with _telling_in_json("--json" in args):
+            return super().make_context(info_name, args, *rest, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _telling_in_json(ctx.params["as_json"]):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _telling_in_json(is_asked: bool) -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        if is_asked:
+            told = {"error": error.format_message(), "hint": getattr(error, "hint", None)}
+            click.echo(json.dumps(told, indent=2))
+        raise
+
+
+@click.command(
+    "diff", cls=_JsonCommand, short_help="Say where two runs first differ.", epilog=_EPILOG
+)
 @click.argument("a", shell_complete=complete_runs)
 @click.argument("b", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for another program.")
@@ -65,10 +112,15 @@ def _read_pairs(convert: Callable[[str], Any], what: str) -> Callable[..., dict[
     "--allow",
     metavar="PATTERN=TOL",
     multiple=True,
-    callback=_read_pairs(float, "PATTERN=TOL, such as 'blocks.*.attn=1e-3'"),
+    callback=_read_pairs(_read_limit, "PATTERN=TOL, such as 'blocks.*.attn=1e-3'"),
     help="The relative error that sites of a pattern may have; may be repeated.",
 )
-@click.option("--tolerance", type=float, help="The relative error that every site may have.")
+@click.option(
+    "--tolerance",
+    metavar="TOL",
+    callback=_read_tolerance,
+    help="The relative error that every site may have.",
+)
 @click.option(
     "--names",
     metavar="A=B",
@@ -113,61 +165,63 @@ def diff_runs(
         _update(Path(a), Path(b))
         return
     with _refusing():
-        from hookline.diffs.ranking import compare_runs
-        from hookline.diffs.reading import open_trace
+        from hookline.diffs.comparing import compare
+        from hookline.diffs.ranking import compare_ranks
+        from hookline.runs import open_run
 
-        traces = [open_trace(Path(one)) for one in (a, b)]
-        for trace, name in zip(traces, (a, b), strict=True):
-            if step is not None and step not in trace.steps:
-                raise Misused(f"`{name}` has no step {step}; it has {_list_steps(trace.steps)}")
-        found = compare_runs(
-            Path(a),
-            Path(b),
-            names=names or None,
-            allow=allow or None,
-            tolerance=tolerance,
-            step=step,
-        )
-        _refuse_unrelated(found, a, b)
+        runs = open_run(a), open_run(b)
+        lacking = _find_lacking(runs, b, step=step) if is_baseline else []
+
+        def compare_traces(x: Trace, y: Trace) -> Difference:
+            _check_step(step, {a: x, b: y})
+            return compare(
+                x, y, names=names or None, allow=allow or None, tolerance=tolerance, step=step
+            )
+
+        found = compare_ranks(*runs, compare_traces)
+        if page is not None:
+            _write_page(found, page)
         if as_json:
-            click.echo(json.dumps(found.to_dict(), indent=2))
+            more = {"same": found.same and not lacking, "lacking": lacking} if is_baseline else {}
+            click.echo(json.dumps({**found.to_dict(), **more}, indent=2))
         else:
             _print(found, is_all=is_all, is_short=page is not None)
-    if page is not None:
-        _write_page(found, page)
-    if not found.same:
+    for sentence in lacking:
+        click.echo(f"difference: {sentence}", err=True)
+    if not found.same or lacking:
         if is_baseline:
             hint = f"hookline diff --baseline --update {a} {b}"
             click.echo(f"hint: if it is meant to be so: `{hint}`", err=True)
         raise click.exceptions.Exit(1)
 
 
+def _check_step(step: int | None, traces: Mapping[str, Trace]) -> None:
+    for name, trace in traces.items():
+        if step is not None and step not in trace.steps:
+            raise Misused(f"`{name}` has no step {step}; it has {_list_steps(trace.steps)}")
+
+
+def _find_lacking(runs: tuple[Run, Run], name: str, *, step: int | None) -> list[str]:
+    """Say what a run lacks that its baseline has: an end, and steps."""
+    baseline, run = runs
+    found = []
+    if run.status in _DIED and run.status != baseline.status:
+        found.append(f"`{name}` did not come to its end: it {_DIED[run.status]}")
+    if step is None:
+        missing = sorted(set(map(int, baseline.steps)) - set(map(int, run.steps)))
+        if missing:
+            few = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            steps = "a step" if len(missing) == 1 else f"{len(missing)} steps"
+            found.append(f"`{name}` lacks {steps} that the baseline has: {few}")
+    if found and not len(run.steps):
+        raise Failure("; ".join(found))  # there is nothing to compare, and it is a difference
+    return found
+
+
 def _list_steps(steps: Sequence[int]) -> str:
     if len(steps) < 2:
         return f"step {steps[0]} alone" if len(steps) else "none"
     return f"{len(steps)} from {steps[0]} to {steps[-1]}"
-
-
-def _refuse_unrelated(found: Difference, a: str, b: str) -> None:
-    """Refuse runs of different models: hardly a value or parameter has a counterpart."""
-    paired = sum(
-        1
-        for pair in found.pairs
-        if pair.kind in ("value", "parameter")
-        and pair.match is not None
-        # What has other sizes got its partner by its name alone.
-        and (pair.match.is_group or math.prod(pair.shape) == math.prod(pair.shape_b))
-    )
-    alone = max(
-        sum(1 for site in sites if not site.endswith((".grad", ":grad", ":update")))
-        for sites in (found.alone_a, found.alone_b)
-    )
-    if not found.same and paired < _LEAST_SHARE * (paired + alone):
-        raise Misused(
-            f"`{a}` and `{b}` are runs of different models: only {paired} of {paired + alone} "
-            "values and parameters have a counterpart",
-            "if they are not, `--names A=B` says what is called otherwise",
-        )
 
 
 def _print(found: Difference, *, is_all: bool, is_short: bool) -> None:
@@ -193,13 +247,12 @@ def _write_page(found: Difference, page: Path) -> None:
 
 def _update(a: Path, b: Path) -> None:
     with _refusing():
-        import shutil
-
         from hookline.comparisons.baselines import replace_run
         from hookline.diffs.reading import open_trace
+        from hookline.runs.belonging import copy_run
 
         open_trace(b)  # refuses what is no recording
-        replace_run(a, lambda made: shutil.copytree(b, made))
+        replace_run(a, lambda made: copy_run(b, made))
     click.echo(f"`{a}` is now what `{b}` is", err=True)
 
 
@@ -213,11 +266,16 @@ def _refusing() -> Iterator[None]:
             raise
         if click.get_current_context().find_root().params.get("traceback"):
             raise
-        from hookline._errors import HooklineError
+        from hookline._errors import HooklineError, NoSuchRun, NotRecorded
 
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, (HooklineError, ValueError, OSError)):
-            hint = "record one with `hookline record train.py`; `hookline ls` lists runs"
+            is_no_run = isinstance(error, (NoSuchRun, NotRecorded))
+            hint: str | None = (
+                "record one with `hookline record train.py`; `hookline ls` lists runs"
+            )
+            if not is_no_run:
+                hint = "here it is written `--names A=B`" if "names={" in text else None
             raise Misused(text, hint) from None
         raise Misused(
             f"the runs cannot be read: {type(error).__name__}: {text}",

@@ -85,21 +85,13 @@ def record_script(
       torchrun --nproc-per-node 2 -m hookline record -o runs/two train.py
     """
     launch = make_launch(command, module)
-    from hookline.runs.schema import is_run
     from hookline.scripts.folders import choose_folder, read_rank
     from hookline.scripts.options import RunOptions
     from hookline.scripts.recording import ScriptRecord
 
     is_alone = read_rank()[1] == 1
-    if out is not None and is_run(out) and is_alone:
-        if not given["overwrite"]:
-            raise Failure(
-                f"`{out}` holds a run already",
-                "name another folder, or replace it with `--overwrite`",
-            )
-        import shutil
-
-        shutil.rmtree(out)
+    if out is not None:
+        _prepare(out.expanduser(), overwrite=given["overwrite"], is_alone=is_alone)
     folder = choose_folder(launch.name) if out is None else out.expanduser().absolute()
     options = RunOptions(
         folder=folder,
@@ -114,3 +106,21 @@ def record_script(
         is_strict=given["strict"],
     )
     raise StartScript(ScriptRecord(launch, options).run)
+
+
+def _prepare(folder: Path, *, overwrite: bool, is_alone: bool) -> None:
+    """Refuse a folder that is taken before the script starts, or remove the run that is there."""
+    from hookline._errors import RunExists
+    from hookline.runs.belonging import prepare_folder
+    from hookline.runs.schema import is_run
+
+    if is_alone and not overwrite and is_run(folder):
+        raise Failure(
+            f"`{folder}` holds a run already",
+            "name another folder, or replace it with `--overwrite`",
+        )
+    try:
+        # Of several ranks one may have begun already: none removes anything.
+        prepare_folder(folder, overwrite=overwrite and is_alone)
+    except RunExists as error:
+        raise Failure(str(error)) from None

@@ -185,12 +185,13 @@ def _choose_budget(every: int | None, percent: float | None) -> float | None:
 
 def make_launch(command: tuple[str, ...], module: str | None) -> Any:
     """Tell what is to be run; raise where there is nothing of that name."""
+    name = click.get_current_context().info_name or "run"
     from hookline.scripts.launching import NoSuchScript, split_command
 
     launch = split_command(command, module=module)
     if launch is None or (launch.target == "-" and not launch.is_module):
         what = "a script is read from a file" if launch else "there is no script to run"
-        raise Misused(what, "name one: `hookline run train.py`, or `-m package.module`")
+        raise Misused(what, f"name one: `hookline {name} train.py`, or `-m package.module`")
     try:
         launch.check()
     except NoSuchScript as error:

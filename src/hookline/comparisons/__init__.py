@@ -1,8 +1,9 @@
 """Two models, two runs, or one of each: `hl.diff`, and what the models themselves say of it.
 
 diff.py        hl.diff
+arguments.py   what a user gives to it, checked
+showing.py     a difference that shows itself
 calling.py     what a step of a model is: arguments, loss, random states
-seeding.py     the random states that follow from a seed
 flowing.py     the second model's values compared as they flow
 catching.py    one call of a module, taken from a step
 rerunning.py   a module called again by itself

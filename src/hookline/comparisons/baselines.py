@@ -6,20 +6,21 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hookline.runs.schema import is_run
+from hookline.runs.belonging import refuse_others
 
 
 def replace_run(folder: Path, make: Callable[[Path], object]) -> None:
     """Make a run beside a folder, and put it there once it is whole.
 
-    Nothing of an older run is lost when this is interrupted. A folder that is no run is refused.
+    Nothing of an older run is lost when this is interrupted. A folder that holds anything else is
+    refused: it would go with the older run.
     """
-    if folder.exists() and not is_run(folder) and (folder.is_file() or any(folder.iterdir())):
-        raise FileExistsError(f"`{folder}` is there already, and is no run")
+    refuse_others(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
         new, old = Path(place) / "new", Path(place) / "old"
         make(new)
+        refuse_others(folder)  # it took a while
         if folder.exists():
             folder.rename(old)
         try:

@@ -84,6 +84,9 @@ def _can_confirm(difference: Difference, pair: Pair) -> bool:
         return False
     if difference.traces is None or difference.direction not in _DIRECTIONS:
         return False
+    at = next((one for one in difference.pairs if one.verdict == "introduces"), None)
+    if at is None or (difference.direction == "forward" and at.match is None):
+        return False  # what one side lacks cannot be asked for again
     needs_loss = difference.direction in BACKWARD
     return not (needs_loss and any(call.loss is None for call in pair.calls))
 

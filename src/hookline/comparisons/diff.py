@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,19 +11,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
+from hookline.comparisons.arguments import (
+    CheckedLoss,
+    CheckedOptimizer,
+    check_calibrate,
+    check_gradients,
+    check_limits,
+    check_names,
+    check_numbers,
+    check_sides,
+)
 from hookline.comparisons.calling import StepCall, naming_model, read_pair
 from hookline.comparisons.confirming import confirm as confirm_difference
 from hookline.comparisons.confirming import confirm_recorded
 from hookline.comparisons.flowing import FlowSink
 from hookline.comparisons.locating import Pair
-from hookline.comparisons.seeding import seed_states
+from hookline.comparisons.showing import Difference, make_shown
+from hookline.diffs import difference as results
 from hookline.diffs.comparing import compare
-from hookline.diffs.difference import Difference
 from hookline.diffs.ranking import compare_ranks
 from hookline.diffs.reading import open_trace
 from hookline.diffs.traces import Trace
 from hookline.recordings import LiveTrace, calibrate_floors, read_call, trace_step
 from hookline.recordings.calls import read_arguments
+from hookline.replays.randomness import seed_states
 from hookline.runs import Run
 
 if TYPE_CHECKING:
@@ -64,17 +75,24 @@ def diff(
 
     Models are left as they were: weights, gradients, buffers, random states, flags.
     """
-    losses, optimizers = read_pair(loss, "loss"), read_pair(optimizer, "optimizer")
-    options = _Options(names, dict(allow or {}), tolerance, step)
+    check_sides(a, b)
+    check_limits(tolerance, allow)
+    check_names(names)
+    check_calibrate(calibrate)
     is_model = [isinstance(one, nn.Module) for one in (a, b)]
+    check_numbers(step, seed, has_run=not all(is_model))
+    options = _Options(names, dict(allow or {}), tolerance, step)
     if not any(is_model):
         given = {"inputs": inputs, "loss": loss, "optimizer": optimizer, "inputs_b": inputs_b}
         _refuse([name for name, value in given.items() if value is not None])
-        return compare_ranks(
-            _name(a),
-            _name(b),
-            lambda x, y: options.compare(x, y, floors=_read_floors(x, calibrate)),
+        return make_shown(
+            compare_ranks(
+                _name(a),
+                _name(b),
+                lambda x, y: options.compare(x, y, floors=_read_floors(x, calibrate)),
+            )
         )
+    losses, optimizers = _read_functions(loss, optimizer)
     stored = {at: open_trace(_name(one)) for at, one in enumerate((a, b)) if not is_model[at]}
     for trace in stored.values():
         options = options.at_step_of(trace)
@@ -88,19 +106,22 @@ def diff(
         floors = _measure_floors(a, against, first, calibrate)
     else:
         floors = _read_floors(trace_a, calibrate)
+    if not any(site.kind == "gradient" for trace in stored.values() for site in trace.sites):
+        check_gradients([one for one, is_it in zip(losses, is_model, strict=True) if is_it])
     found = options.compare(trace_a, trace_b, floors=floors)
     if not confirm:
-        return found
+        return make_shown(found)
     if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        return confirm_difference(
+        found = confirm_difference(
             found,
             Pair((a, b), (first, second)),
             lambda more: options.compare(trace_a, trace_b, floors=floors, allow=more),
         )
-    if isinstance(b, nn.Module):
-        return confirm_recorded(found, b, second, is_model_b=True)
-    assert isinstance(a, nn.Module)
-    return confirm_recorded(found, a, first, is_model_b=False)
+    elif isinstance(b, nn.Module):
+        found = confirm_recorded(found, b, second, is_model_b=True)
+    elif isinstance(a, nn.Module):
+        found = confirm_recorded(found, a, first, is_model_b=False)
+    return make_shown(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +141,9 @@ class _Options:
 
     def compare(
         self, a: Trace, b: Trace, *, floors: Floors, allow: Mapping[str, float] | None = None
-    ) -> Difference:
+    ) -> results.Difference:
         """Compare two traces; `allow` comes on top of what the user allows."""
-        found = compare(
+        return compare(
             a,
             b,
             names=self.names,
@@ -131,20 +152,24 @@ class _Options:
             step=self.step,
             floors=floors,
         )
-        models = [trace for trace in (a, b) if isinstance(trace, LiveTrace)]
-        told = {note for trace in models for note in trace.notes}
-        others = [note for note in found.notes if note not in told]
-        return replace(found, notes=tuple(dict.fromkeys([*others, *_list_notes((a, b))])))
 
 
-def _list_notes(traces: Iterable[Trace]) -> list[str]:
-    """List what could not be traced of models."""
-    return [
-        f"{letter}: {note}"
-        for letter, trace in zip("AB", traces, strict=True)
-        if isinstance(trace, LiveTrace)
-        for note in trace.notes
-    ]
+def _read_functions(
+    loss: Any, optimizer: Any
+) -> tuple[
+    tuple[CheckedLoss | None, CheckedLoss | None],
+    tuple[CheckedOptimizer | None, CheckedOptimizer | None],
+]:
+    """Read the functions for both models, so that what they give is looked at."""
+    losses, makers = read_pair(loss, "loss"), read_pair(optimizer, "optimizer")
+    if any(make and not one for one, make in zip(losses, makers, strict=True)):
+        raise TypeError(
+            "an `optimizer` makes an update of gradients, for which there must be a `loss`: "
+            "`hl.diff(a, b, (x,), loss=lambda out: out.mean(), optimizer=...)`"
+        )
+    one, other = (None if it is None else CheckedLoss(it) for it in losses)
+    make, make_b = (None if it is None else CheckedOptimizer(it) for it in makers)
+    return (one, other), (make, make_b)
 
 
 def _trace(

@@ -28,6 +28,10 @@ from hookline.hooks.arguments import known_names, unbind
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
+class NotMeasured(NotCaught):
+    """Say that both modules ran, but what they gave cannot be compared."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graft:
     """What two modules gave on the same input."""
@@ -79,7 +83,10 @@ def make_graft(
     visit: int = 0,
     backward: bool = False,
 ) -> Graft:
-    """Run A's module and B's on A's input; raise `NotCaught` where that cannot be done."""
+    """Run A's module and B's on A's input; raise `NotCaught` where that cannot be done.
+
+    `NotMeasured`: they ran, but nobody can say how far apart what they gave is.
+    """
     caught = catch_call(models[0], paths[0], calls[0], visit=visit, backward=backward)
     other = catch_call(models[1], paths[1], calls[1], visit=visit)
     if _can_take(other, caught):
@@ -90,15 +97,23 @@ def make_graft(
     gradients = caught.gradients if backward else None
     done_a = rerun(caught.module, caught, (caught.args, caught.kwargs), gradients=gradients)
     done_b = rerun(other.module, caught, arguments, gradients=gradients)
+    try:
+        outputs = compare_leaves(done_a.outputs, done_b.outputs, notes)
+        compared = _compare_gradients(done_a, done_b, notes)
+        parameters = _compare_parameters(done_a, done_b)
+    except Exception as error:  # tensors of a kind that has no distance
+        raise NotMeasured(f"{type(error).__name__}: {error}") from error
+    if not (compared or parameters if backward else outputs):
+        raise NotMeasured("they give nothing that could be compared")
     return Graft(
         call=caught,
         arguments=arguments,
         module_b=other.module,
         path_b=paths[1],
         line_b=other.line.place,
-        outputs=compare_leaves(done_a.outputs, done_b.outputs, notes),
-        gradients=_compare_gradients(done_a, done_b, notes),
-        parameters=_compare_parameters(done_a, done_b),
+        outputs=outputs,
+        gradients=compared,
+        parameters=parameters,
         given=_compare_calls(caught, other),
         notes=tuple(notes),
     )
@@ -217,7 +232,7 @@ def compare_leaves(
         elif other is None:
             notes.append(f"{place or 'the output'} has no partner in B")
         else:
-            found[place] = relative_error(one, other.reshape(one.shape))
+            found[place] = relative_error(one, other)
     return found
 
 
@@ -238,7 +253,7 @@ def _compare_parameters(a: Rerun, b: Rerun) -> dict[str, float]:
     for name in a.parameters.keys() & b.parameters.keys():
         one, other = a.parameters[name], b.parameters[name]
         if one is not None and other is not None and one.numel() == other.numel():
-            found[name] = relative_error(one, other.reshape(one.shape))
+            found[name] = relative_error(one, other)
         elif (one is None) != (other is None):
             found[name] = math.inf
     rest_a = {k: v for k, v in a.parameters.items() if k not in b.parameters and v is not None}

@@ -18,7 +18,7 @@ from hookline.addresses.pattern import escape
 from hookline.comparisons.calling import StepCall
 from hookline.comparisons.catching import NotCaught, find_module
 from hookline.comparisons.descending import Descent, descend
-from hookline.comparisons.grafting import Graft, copying_inputs, make_graft
+from hookline.comparisons.grafting import Graft, NotMeasured, copying_inputs, make_graft
 from hookline.diffs.difference import Difference
 from hookline.diffs.tolerances import TELLING_GAIN
 from hookline.replays.staging import CannotReplay
@@ -89,6 +89,8 @@ class Locator:
         }
         """The gradients of parameters that are the same in both steps."""
         self._made: dict[Paths, Graft | str] = {}
+        self._unmeasured: set[Paths] = set()
+        """Modules that ran, but whose outputs cannot be compared."""
 
     def locate(self) -> Located:
         """Find the module that differs itself, beginning at the one that is blamed."""
@@ -189,6 +191,9 @@ class Locator:
             return make_graft(
                 pair.models, paths, pair.calls, visit=visit, backward=self._is_backward
             )
+        except NotMeasured as error:
+            self._unmeasured.add(paths)
+            return str(error)
         except NotCaught as error:
             # The visit is that of the site, whose module may run more often than the blamed one.
             return self._try_graft(paths, 0) if visit else str(error)
@@ -227,6 +232,8 @@ class Locator:
 
     def _go_up(self, first: Paths, graft: Graft | str) -> Located:
         """Ask those who called a module that agrees, or that cannot be asked."""
+        if first in self._unmeasured and isinstance(graft, str):
+            return Located(first, reason=graft)  # what the traces say of its outputs stands
         agrees = None if isinstance(graft, str) or not self._is_inside(first[0]) else first[0]
         for paths in self._list_callers(first[0]):
             above = self._graft(paths)

@@ -20,6 +20,7 @@ enclosing.py     the modules around values that were matched
 joining.py       what is one tensor here and several there
 owning.py        parameters and buffers
 following.py     gradients and updates
+relating.py      whether there is enough that fits
 
 The verdict:
 

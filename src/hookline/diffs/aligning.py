@@ -53,6 +53,7 @@ class _Aligner:
         self.modules = ModulePairs()
         self.pairs = SitePairs(self.a, self.b)
         self.notes: list[str] = []
+        self._unlike: list[tuple[int, int]] = []
         self._wanted = _choose_step(a, step_a), _choose_step(b, step_b)
 
     def align(self, names: Mapping[str, str]) -> Alignment:
@@ -132,10 +133,11 @@ class _Aligner:
         return float(same.all())
 
     def _keep_unlike(self) -> None:
+        self._unlike = sorted(self.pairs.keep_unlike())
         # What shows again a value that is told already goes without saying.
         kept = [
             (self.a.sites[site], self.b.sites[other])
-            for site, other in sorted(self.pairs.keep_unlike())
+            for site, other in self._unlike
             if self.a.origin(site) == site
         ]
         for ours, theirs in kept[:_MOST_NAMED]:
@@ -143,15 +145,23 @@ class _Aligner:
                 f"`{ours.address}` has shape {_format(ours.shape)} here and "
                 f"{_format(theirs.shape)} there"
             )
-        if len(kept) > _MOST_NAMED:
-            self.notes.append(f"{len(kept) - _MOST_NAMED} more have different shapes")
+        more = len(kept) - _MOST_NAMED
+        if more > 0:
+            words = "has a different shape" if more == 1 else "have different shapes"
+            self.notes.append(f"{more} more {words}")
 
     def _tell(self) -> Alignment:
         pairs = self.pairs
         matches = sorted(set(pairs.by_a.values()), key=lambda match: match.a)
         values = link_values(pairs).values()
-        alone_a = _list_alone(self.a, {*pairs.by_a, *(site for one in values for site in one.a)})
-        alone_b = _list_alone(self.b, {*pairs.by_b, *(site for one in values for site in one.b)})
+        # The gradients of what has other shapes are there on both sides, and not to be compared.
+        unlike = {one for one, _ in self._unlike}, {one for _, one in self._unlike}
+        alone_a = _list_alone(
+            self.a, {*pairs.by_a, *(site for one in values for site in one.a)}, unlike[0]
+        )
+        alone_b = _list_alone(
+            self.b, {*pairs.by_b, *(site for one in values for site in one.b)}, unlike[1]
+        )
         smaller = min(len(self.a.fresh), len(self.b.fresh))
         matched = len(self.a.fresh) - len(set(alone_a) & set(self.a.fresh))
         if smaller and matched < _FEW * smaller:
@@ -163,12 +173,13 @@ def _choose_step(trace: Trace, step: int | None) -> int | None:
     return step if step is not None else next(iter(trace.steps), None)
 
 
-def _list_alone(outline: Outline, known: set[int]) -> list[int]:
+def _list_alone(outline: Outline, known: set[int], unlike: set[int]) -> list[int]:
     """List the sites that are not known, each value where it is first shown."""
     return [
         site.id
         for site in outline.sites
         if site.id not in known
+        and site.of not in unlike
         and outline.origin(site.id) == site.id
         and site.kind != "overwritten"
     ]

@@ -37,6 +37,8 @@ class Blaming:
 
     def blame(self, pair: Pair) -> Blame:
         """Say whose code made it."""
+        if pair.phase == FORWARD and pair.missing:
+            return Blame(pair.a.module, pair.b.module)
         if pair.phase == FORWARD:
             return self._blame_value(pair)
         if pair.phase != BACKWARD:
@@ -47,7 +49,7 @@ class Blaming:
 
     def refine(self, pair: Pair, blame: Blame) -> Blame:
         """Blame for a value who called its maker otherwise, or who wrote into what that used."""
-        if pair.phase != FORWARD or blame.direction:
+        if pair.phase != FORWARD or blame.direction or pair.missing:
             return blame
         return self._find_omission(pair, blame) or self._find_writer(pair, blame)
 

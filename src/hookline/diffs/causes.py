@@ -51,10 +51,17 @@ class Settings:
         """Tell whether a setting, a parameter or a buffer of a module differs."""
         return path in self._kept or any(self._differing(path))
 
+    def is_other_class(self, path: str) -> bool:
+        """Tell whether a module is of another class on the second side."""
+        a, b = self._both(path)
+        return a is not None and b is not None and bool(a.type and b.type) and a.type != b.type
+
     def has_other_hooks(self, path: str) -> bool:
         """Tell whether a module has other hooks of others on the second side."""
         a, b = self._both(path)
-        return a is not None and b is not None and a.config.get(_HOOKS) != b.config.get(_HOOKS)
+        if a is None or b is None or not (a.is_known and b.is_known):
+            return False
+        return a.config.get(_HOOKS) != b.config.get(_HOOKS)
 
     def is_equal_leaf(self, path: str) -> bool:
         """Tell whether a module is torch's own, and set alike on both sides."""
@@ -87,13 +94,13 @@ def compare_modules(a: ModuleFacts | None, b: ModuleFacts | None) -> list[str]:
     if a is not None and b is not None:
         if a.type != b.type:
             found.append(f"{a.type} here, {b.type} there")
-        else:
+        elif a.is_known and b.is_known:
             found.extend(_find_extra(a.config, b.config))
     return found
 
 
 def _compare_both(a: ModuleFacts | None, b: ModuleFacts | None) -> Iterator[str]:
-    if a is None or b is None:
+    if a is None or b is None or not (a.is_known and b.is_known):
         return
     if a.training != b.training:
         words = {True: "in training", False: "not in training"}
@@ -152,7 +159,9 @@ def compare_site(pair: Pair) -> list[str]:
 
 def compare_settings(a: TraceFacts, b: TraceFacts) -> list[str]:
     """Say what was set otherwise for all of a run."""
-    found = []
+    found: list[str] = []
+    if not (a.is_known and b.is_known):
+        return found
     if a.autocast != b.autocast:
         found.append(f"autocast {a.autocast or 'off'} here, {b.autocast or 'off'} there")
     if a.has_tf32 != b.has_tf32:
@@ -165,6 +174,8 @@ def find_broken_tie(
     facts: tuple[TraceFacts, TraceFacts], names: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Find parameters that are one tensor on one side alone: the later name, and words."""
+    if not all(side.is_known for side in facts):
+        return None
     known = [{frozenset(group) for group in side.ties if len(group) > 1} for side in facts]
     back = {theirs: own for own, theirs in names.items()}
     own_b = {frozenset(_rename(name, back) for name in group) for group in known[1]}

@@ -18,8 +18,16 @@ from hookline.diffs.gaps import Gaps, PairMeasurer
 from hookline.diffs.judging import Judgement
 from hookline.diffs.measuring import SKETCH_SIGHT
 from hookline.diffs.overwriting import find_overwrites
-from hookline.diffs.phases import make_pairs
-from hookline.diffs.tolerances import EXACT, FLOAT64, Limits, find_unused, set_limits
+from hookline.diffs.phases import list_lacking, make_pairs
+from hookline.diffs.relating import refuse_unrelated
+from hookline.diffs.tolerances import (
+    EXACT,
+    FLOAT64,
+    Limits,
+    find_unused,
+    refuse_unknown,
+    set_limits,
+)
 from hookline.diffs.traces import Trace
 from hookline.diffs.tracing_back import Ancestry
 
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float64]
+
+
+_MOST_NAMED = 3
 
 
 def compare(
@@ -62,7 +73,7 @@ class _Comparison:
         floors: Floats | Mapping[int, float] | None,
     ) -> None:
         self.traces = a, b
-        self.notes: list[str] = [note for one in (a, b) for note in getattr(one, "notes", ())]
+        self.notes = _list_notes(a, b)
         self.steps = _choose_steps(a, b, step, self.notes)
         first = self.steps[0]
         self.alignment = align(a, b, step_a=first[0], step_b=first[1], names=names)
@@ -76,7 +87,9 @@ class _Comparison:
             allow=allow,
             tolerance=tolerance,
         )
-        for pattern in find_unused(allow, self.pairs):
+        unused = find_unused(allow, self.pairs)
+        refuse_unknown(unused, self.traces)
+        for pattern in unused:
             self.notes.append(f"`{pattern}` in allow= names no site that was compared")
         self.ancestry = Ancestry(a, self.pairs)
 
@@ -91,7 +104,8 @@ class _Comparison:
             # After the first difference the steps are but told of.
             gaps = measurer.measure(steps, tensors=origin is None)
             seen = self._see(gaps)
-            wide = drift.widen(gaps, seen) if number else seen.limits
+            changed = drift.find_changed(gaps, seen, steps) if origin is None else frozenset()
+            wide = drift.widen(gaps, seen, changed=changed) if number else seen.limits
             errors.append(gaps.r)
             limits.append(wide)
             if origin is not None:
@@ -109,22 +123,33 @@ class _Comparison:
                 wide,
                 overwrites=find_overwrites(self.traces, self.alignment, steps),
                 is_first=not number,
+                changed=changed,
             )
             origin = now.find_origin()
             if origin is not None or judgement is None:
                 judgement, at = now, number
-            drift.note(gaps)
+            drift.note(gaps, steps)
         assert judgement is not None
+        if origin is not None:
+            refuse_unrelated(self.traces, self.alignment, self.pairs)
         if not np.isfinite(judgement.gaps.distances).any() and origin is None:
             raise _explain(*self.traces, "have sites in common, but nothing measured of them")
         found = conclude(judgement, origin, alignment=self.alignment, steps=self.steps[at])
         drifted = drift.describe(self.steps[-1][0])
-        notes = dict.fromkeys([*self.notes, *self.alignment.notes, *found.notes, *drifted])
+        given = self._list_given() if found.same else []
+        notes = dict.fromkeys([*self.notes, *self.alignment.notes, *found.notes, *given, *drifted])
         return dataclasses.replace(
             found,
             notes=tuple(notes),
             history=self._make_history(errors, limits) if len(errors) > 1 else None,
         )
+
+    def _list_given(self) -> list[str]:
+        """Say which arguments are passed on one side alone."""
+        sides = ("here", "there")
+        lacking = list_lacking(self.traces, self.alignment)
+        given = [(side, site.address) for side, site in lacking if site.port == "input"]
+        return [f"`{one}` is given {sides[side]} alone" for side, one in given[:_MOST_NAMED]]
 
     def _see(self, gaps: Gaps) -> Limits:
         """Raise the limits of what is estimated to what a sketch can see."""
@@ -151,7 +176,8 @@ class _Comparison:
 
     def _make_history(self, errors: Sequence[Floats], limits: Sequence[Floats]) -> History:
         steps = tuple(steps[0] for steps in self.steps)
-        return History(steps, np.stack(errors), np.stack(limits))
+        total = len(set(self.traces[0].steps) | set(self.traces[1].steps))
+        return History(steps, np.stack(errors), np.stack(limits), total)
 
 
 def _read_floors(a: Trace, floors: Floats | Mapping[int, float] | None) -> Floats | None:
@@ -163,6 +189,15 @@ def _read_floors(a: Trace, floors: Floats | Mapping[int, float] | None) -> Float
             found[number] = floor
         return found
     return floors
+
+
+def _list_notes(a: Trace, b: Trace) -> list[str]:
+    """List what the traces themselves say, and of which of the two it is true."""
+    one, other = (list(getattr(trace, "notes", ())) for trace in (a, b))
+    return [
+        *(note if note in other else f"A: {note}" for note in one),
+        *(f"B: {note}" for note in other if note not in one),
+    ]
 
 
 def _choose_steps(a: Trace, b: Trace, step: int | None, notes: list[str]) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from hookline.diffs.factors import find_factor
 from hookline.diffs.judging import Judgement, Origin
 from hookline.diffs.phases import BACKWARD, FORWARD, PARAMETER_GRADIENT, UPDATE, Pair
 from hookline.diffs.tracing_back import Blame
+from hookline.diffs.wording import NOT_FINITE, ONLY_ZEROS, OTHER_SIZES
 
 if TYPE_CHECKING:
     from hookline.diffs.matches import Alignment
@@ -148,16 +149,24 @@ def _judge_pair(judgement: Judgement, origin: Origin | None, pair: Pair) -> Pair
         how=pair.match.how,
         measured=judgement.gaps.measured[pair.place],
         same_as="" if pair.a.same_as is None else sites[pair.a.same_as].address,
-        word=_find_word(pair, judgement.gaps.r[pair.place]),
+        word=_find_word(judgement, pair),
         match=None if pair.missing else pair.match,
     )
 
 
-def _find_word(pair: Pair, r: float) -> str:
+def _find_word(judgement: Judgement, pair: Pair) -> str:
+    r = float(judgement.gaps.r[pair.place])
+    if pair.missing and pair.phase == FORWARD:
+        return f"no such output {'there' if pair.missing == 'b' else 'here'}"
     if pair.missing:
         return f"lacking {'there' if pair.missing == 'b' else 'here'}"
     if math.isnan(r) and pair.a.dtype != pair.b.dtype:
         return f"{pair.a.dtype} here, {pair.b.dtype} there"
+    if math.isinf(r) and math.isfinite(judgement.gaps.distances[pair.place]):
+        return ONLY_ZEROS
+    if math.isinf(r):
+        is_cut = not pair.match.is_group and pair.a.shape != pair.b.shape
+        return OTHER_SIZES if is_cut else NOT_FINITE
     return ""
 
 
@@ -170,7 +179,7 @@ def _find_verdict(judgement: Judgement, origin: Origin | None, pair: Pair) -> st
         return "agrees"
     if judgement.is_cut_otherwise(pair):
         return "not compared"
-    if origin is None or judgement.allowance.is_noise(pair):
+    if origin is None or judgement.allowance.is_noise(pair) or judgement.is_allowed(pair):
         return "noise"
     return "missing" if pair.missing else "inherits"
 

@@ -7,18 +7,17 @@ later, such as the operation inside the module, is put in with `dataclasses.repl
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookline._errors import NoSuchSite
 from hookline._tables import Table
-from hookline.diffs.measuring import ErrorDetail, describe_error, write_number
+from hookline.diffs.measuring import ErrorDetail, describe_error, split_number
 from hookline.diffs.wording import write_sentence
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
     import numpy.typing as npt
 
@@ -35,7 +34,7 @@ agrees         within its limit
 introduces     the first difference: what it was made of agrees
 inherits       past its limit, after the first difference
 noise          past its limit, but a sum that cancels and holds nothing but rounding, or rounding
-               that grew slowly
+               that grew slowly, or what comes of a difference that the user allowed
 missing        there on one side alone, such as a gradient that never came
 not compared   nothing was measured that could be compared
 """
@@ -141,6 +140,9 @@ class History:
 
     limits: npt.NDArray[np.float64]
     """What they may be, [steps, pairs]; wider where the weights have drifted already."""
+
+    total: int = 0
+    """How many steps either of the runs has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,19 +339,6 @@ class Difference:
             found["steps"] = [] if self.step is None else [self.step]
         return found
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as one HTML file."""
-        # The layer above draws it; a result that cannot show itself would be of little use.
-        from importlib import import_module
-
-        import_module("hookline.views").write_diff_html(self, path)
-
-    def _repr_html_(self) -> str:
-        from importlib import import_module
-
-        html: str = import_module("hookline.views").diff_page_html(self)
-        return html
-
 
 _PLAIN = (
     "same",
@@ -374,20 +363,19 @@ _NUMBERS = ("introduced", "r_in", "floor", "limit", "gain", "agree_to")
 _LISTS = ("candidates", "causes", "alone_a", "alone_b", "notes", "titles")
 
 
-def split_number(number: float | None) -> tuple[float | None, str | None]:
-    """Give a number as JSON has it, or nothing and the word for it: `nan`, `infinity`."""
-    written = write_number(number)
-    return (None, written) if isinstance(written, str) else (written, None)
-
-
 def to_plain(value: Any) -> Any:
-    """Give a value as JSON can hold it; what is not finite becomes a word."""
+    """Give a value as JSON can hold it; beside a number that is not finite stands its word."""
     if isinstance(value, Mapping):
-        return {str(key): to_plain(one) for key, one in value.items()}
+        found: dict[str, Any] = {}
+        for key, one in value.items():
+            found[str(key)] = to_plain(one)
+            if isinstance(one, float) and not math.isfinite(one):
+                found[f"{key}_word"] = split_number(one)[1]
+        return found
     if isinstance(value, (list, tuple)):
         return [to_plain(one) for one in value]
     if isinstance(value, float):
-        return write_number(value)
+        return split_number(value)[0]
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 

@@ -5,6 +5,7 @@ Of tensors never more than two are held at a time, the pieces of a group put tog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +68,10 @@ class PairMeasurer:
         self._is_other = np.array(
             [not pair.missing and _is_number(pair.a) != _is_number(pair.b) for pair in pairs], bool
         )
+        self._is_whole = np.array(
+            [not (_is_number(pair.a) or _is_number(pair.b)) for pair in plain], bool
+        )
+        self._is_cut = np.array([pair.place for pair in there if _is_cut(pair)], int)
         self._roots = {
             pair.place: (_find_root(traces[0], pair.match.a), _find_root(traces[1], pair.match.b))
             for pair in there
@@ -86,6 +91,7 @@ class PairMeasurer:
             self._measure_tensors(gaps, steps)
         # A mask of numbers here and of flags there say the same in ways that no number compares.
         distances[self._is_other & (distances != 0)] = np.nan
+        distances[self._is_cut[~np.isnan(distances[self._is_cut])]] = np.inf
         gaps.r = divide_all(distances, norms)
         return gaps
 
@@ -97,7 +103,9 @@ class PairMeasurer:
             rows = gaps.sizes[0].rows[own[0]], gaps.sizes[1].rows[own[1]]
             sketches = gaps.sizes[0].sketches[own[0]], gaps.sizes[1].sketches[own[1]]
             sketches[0][self._is_turned] = np.nan
-            gaps.distances[places], gaps.norms[places] = estimate_gaps(rows, sketches)
+            gaps.distances[places], gaps.norms[places] = estimate_gaps(
+                rows, sketches, is_whole=self._is_whole
+            )
             has_sketch = ~(np.isnan(sketches[0]).all(axis=1) | np.isnan(sketches[1]).all(axis=1))
             is_there = ~np.isnan(gaps.distances[places])
             for place, seen in zip(places[is_there], has_sketch[is_there], strict=True):
@@ -136,6 +144,13 @@ def _is_number(site: TraceSite) -> bool:
     return not site.dtype or read_precision(site.dtype) != EXACT
 
 
+def _is_cut(pair: Pair) -> bool:
+    """Tell whether two without elements would have others if there were some."""
+    sizes = [math.prod(one or 1 for one in site.shape) for site in (pair.a, pair.b)]
+    is_empty = 0 in pair.a.shape and 0 in pair.b.shape
+    return is_empty and sizes[0] != sizes[1] and not pair.match.is_group
+
+
 def _merge(rows: Floats) -> Floats:
     """Merge the rows of the pieces of a group; NaN where one was not measured."""
     if np.isnan(rows[:, 0]).any():
@@ -149,7 +164,7 @@ def _put_missing(pair: Pair, gaps: Gaps) -> None:
     measured = gaps.sizes[side]
     if measured.is_there[site]:
         # A gradient of nothing but zeros is as good as none.
-        is_zero = measured.rows[site, MIN] == measured.rows[site, MAX] == 0
+        is_zero = pair.kind != "value" and measured.rows[site, MIN] == measured.rows[site, MAX] == 0
         gaps.distances[pair.place] = 0.0 if is_zero else np.inf
         gaps.norms[pair.place] = 0.0
 

@@ -23,6 +23,7 @@ from hookline.diffs.phases import BACKWARD, DIRECTIONS, FORWARD, Pair
 from hookline.diffs.tolerances import (
     EXACT,
     SLOW_LIMITS,
+    SUDDEN_LEAF_UNITS,
     SUDDEN_UNITS,
     TABLE,
     TELLING_FLOORS,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float64]
+
+_CHANGED = "it agreed after the step before: something else than the optimizer changed it"
 
 _GRADUAL_GAIN = 3.0
 """A difference that never grows by more than this at one place has no place."""
@@ -100,6 +103,9 @@ class Judgement:
     is_first: bool = True
     """Whether it is the first step: its parameters and buffers are judged, too."""
 
+    changed: frozenset[int] = frozenset()
+    """The places of parameters that something else than training has changed before this step."""
+
     allowance: Allowance = field(init=False)
     """What is noise."""
 
@@ -120,9 +126,30 @@ class Judgement:
 
     def differs(self, pair: Pair) -> bool:
         """Tell whether a pair differs."""
-        if (pair.is_early_state and not self.is_first) or self.is_cut_otherwise(pair):
+        is_told = pair.is_early_state and not self.is_first and pair.place not in self.changed
+        if is_told or self.is_cut_otherwise(pair):
             return False
-        return self.is_past(pair) and not self.allowance.is_noise(pair)
+        is_off = self.is_past(pair) and not self.allowance.is_noise(pair)
+        return is_off and not self.is_allowed(pair)
+
+    def is_allowed(self, pair: Pair) -> bool:
+        """Tell whether the error of a pair is what the user allowed at a site that it is made of.
+
+        It is where it became nowhere on the way much larger than what it was made of.
+        """
+        if not self.limits.is_allowed.any():
+            return False
+        seen: set[int] = set()
+        here: Pair | None = pair
+        while here is not None and here.place not in seen:
+            seen.add(here.place)
+            _, gain, source = self.measure_gain(here)
+            if source is None or gain >= TELLING_GAIN:
+                return False
+            if self.limits.is_allowed[source.place]:
+                return not self.is_past(source)
+            here = source
+        return False
 
     def is_cut_otherwise(self, pair: Pair) -> bool:
         """Tell whether something of other sizes on each side lies within one that gives the same.
@@ -139,6 +166,11 @@ class Judgement:
 
     def find_origin(self) -> Origin | None:
         """Find where the first difference comes from; None: nothing differs."""
+        for place in sorted(self.changed):
+            if self.differs(self.pairs[place]):
+                # It was there before anything of the step ran.
+                origin = self._make_origin(self.pairs[place])
+                return replace(origin, blame=replace(origin.blame, word=_CHANGED))
         shown = (pair for pair in self._find_suspects() if self._shows(pair))
         origins = ((pair, self._follow(pair)) for pair in shown)
         found = next((one for one in origins if not self._is_rounding(*one)), None)
@@ -185,6 +217,8 @@ class Judgement:
 
     def _shows(self, pair: Pair) -> bool:
         """Tell whether a pair differs, or shows what a setting makes likely."""
+        if self.is_cut_otherwise(pair):
+            return False
         if self.differs(pair) or self._is_sudden(pair):
             return True
         r = float(self.gaps.r[pair.place])
@@ -199,10 +233,23 @@ class Judgement:
             or not r > least
         ):
             return False
+        path = self.blaming.blame(pair).module
         return (
-            self.settings.is_telling(self.blaming.blame(pair).module)
+            (self.settings.is_telling(path) or self._is_of_other_class(pair, path))
             and self._stands_out(pair)
             and not self.allowance.is_noise(pair)
+        )
+
+    def _is_of_other_class(self, pair: Pair, path: str) -> bool:
+        """Tell whether another class made a value of what is the same but for rounding.
+
+        Of a module that calls others the class says nothing: the same is written in many ways.
+        """
+        return (
+            pair.phase == FORWARD
+            and path not in self.ancestry.parents
+            and self.settings.is_other_class(path)
+            and self.measure_gain(pair)[0] <= USUAL_UNITS * float(self.limits.units[pair.place])
         )
 
     def _is_sudden(self, pair: Pair) -> bool:
@@ -215,11 +262,18 @@ class Judgement:
         floor, unit = float(self.limits.floors[at]), float(self.limits.units[at])
         if pair.phase != FORWARD or not self.is_first or self.limits.is_given[at]:
             return False
-        if math.isnan(floor) or not r > max(SUDDEN_UNITS * unit, TELLING_FLOORS * floor):
+        is_leaf = pair.a.port == "output" and pair.a.module not in self.ancestry.parents
+        if math.isnan(floor):
+            # Without a floor it is known of single modules alone how much they round.
+            if not (is_leaf and 0 < SUDDEN_LEAF_UNITS * unit <= r):
+                return False
+        elif not r > max(SUDDEN_UNITS * unit, TELLING_FLOORS * floor):
             return False
         before = [one.place for one in self.ancestry.predecessors(pair)]
         if not before or bool((self.gaps.r[before] != 0).any()):  # also where it is not known
             return False
+        if math.isnan(floor):
+            return not self.allowance.is_noise(pair)
         given = float(np.nanmax(self.limits.floors[before], initial=USUAL_UNITS * unit))
         return r > SUDDEN_UNITS * unit * max(1.0, floor / given) and not self.allowance.is_noise(
             pair
@@ -257,8 +311,13 @@ class Judgement:
                 break
             source = self.measure_gain(here)[2]
             here = None if source is None else self.ancestry.maker(source)
+            if here is not None and self._is_within_given(here):
+                break  # the user said that it may be off
         assert best is not None
         return replace(best, is_gradual=best.gain < _GRADUAL_GAIN and not best.word)
+
+    def _is_within_given(self, pair: Pair) -> bool:
+        return bool(self.limits.is_given[pair.place]) and not self.is_past(pair)
 
     def _make_origin(self, pair: Pair) -> Origin:
         """Say of a pair whose code made it, and what goes without a number."""
@@ -269,7 +328,12 @@ class Judgement:
         if pair.missing:
             name = "update" if pair.kind == "update" else "gradient"
             side = "there" if pair.missing == "b" else "here"
-            word = f"no {name} reaches {pair.own.address.partition(':')[0] or 'the model'} {side}"
+            if pair.phase == FORWARD:
+                word = f"no such output {side} as `{pair.own.address}`"
+            else:
+                word = (
+                    f"no {name} reaches {pair.own.address.partition(':')[0] or 'the model'} {side}"
+                )
         return Origin(pair, blame, r_in, gain, word=word, direction=direction)
 
     def _find_ungraded(self) -> Origin | None:
@@ -283,7 +347,7 @@ class Judgement:
             return None
         for pair in self.pairs:
             wanted = pair.a.requires_grad, pair.b.requires_grad
-            if pair.phase != FORWARD or None in wanted or wanted[0] == wanted[1]:
+            if pair.phase != FORWARD or pair.missing or None in wanted or wanted[0] == wanted[1]:
                 continue
             blame = self.blaming.blame(pair)
             if blame.direction == "input" and blame.module == "":

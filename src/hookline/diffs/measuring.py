@@ -26,12 +26,19 @@ if TYPE_CHECKING:
 SKETCH_SIGHT = 2e-7
 """Below this relative error a sketch, which is float32, sees nothing."""
 
+_SIGHT = 1e-14
+"""Below this relative error statistics, which are float64, see nothing."""
+
+_LEAST_SQUARE = 1e-150
+"""The square of what is smaller is not to be relied on."""
+
 _CHUNK = 1 << 20
 """How many elements are held in float64 at once."""
 
 _MOST_ULPS = 1 << 22
 """How many elements the quantiles of ULPs are taken of at most."""
 
+_BITS = {"torch.uint16": "int16", "torch.uint32": "int32", "torch.uint64": "int64"}
 _CLOSE = 1e-3
 _MOST_PROFILE = 4096
 """A longer profile is of no use to the eye."""
@@ -69,6 +76,8 @@ def measure_gap(x: Tensor, y: Tensor) -> Gap:
     """Measure the distance of two tensors of as many elements, chunk by chunk."""
     if x.numel() != y.numel():
         return Gap(math.inf, 0.0)
+    if _is_whole(x) and _is_whole(y):
+        return _measure_whole(x, y)
     distance = norm = 0.0
     for a, b in _chunks(x, y):
         apart, size = _find_norm(a - b), _find_norm(a)
@@ -82,10 +91,37 @@ def measure_gap(x: Tensor, y: Tensor) -> Gap:
     return Gap(distance, norm)
 
 
+def _is_whole(x: Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.is_complex() or x.is_quantized)
+
+
+def _measure_whole(x: Tensor, y: Tensor) -> Gap:
+    """Measure the distance of whole numbers or flags: where one differs it is never zero."""
+    import torch
+
+    distance = norm = 0.0
+    flat_x, flat_y = _flatten(x), _flatten(y)
+    if flat_x.dtype != flat_y.dtype:  # all but the largest of uint64 fit
+        flat_x, flat_y = flat_x.long(), flat_y.long()
+    for start in range(0, len(flat_x), _CHUNK):
+        a, b = flat_x[start : start + _CHUNK], flat_y[start : start + _CHUNK]
+        # Of the wide unsigned ones torch knows little but their bits.
+        bits = _BITS.get(str(a.dtype))
+        is_other = (
+            a != b if bits is None else a.view(getattr(torch, bits)) != b.view(getattr(torch, bits))
+        )
+        a, b = a.double(), b.double()
+        # Those that float64 does not tell apart are one apart, or a few.
+        apart = (a - b).abs().clamp(min=1.0) * is_other
+        distance = math.hypot(distance, _find_norm(apart))
+        norm = math.hypot(norm, _find_norm(a))
+    return Gap(distance, norm)
+
+
 def _find_norm(x: Tensor) -> float:
     """Give the norm, also where the squares leave the range of float64."""
     norm = float(x.norm())
-    if 1e-150 < norm < math.inf:
+    if _LEAST_SQUARE < norm < math.inf:
         return norm
     size = float(x.abs().max())
     return size * float((x / size).norm()) if 0 < size < math.inf else size
@@ -119,22 +155,29 @@ def _flatten(x: Tensor) -> Tensor:
     if x.layout is not torch.strided:
         x = x.to_dense()
     if x.is_complex():
-        x = torch.view_as_real(x)
+        x = torch.view_as_real(x.resolve_conj())
     return x.cpu().reshape(-1)
 
 
 def estimate_gaps(
     rows: tuple[Floats, Floats],
     sketches: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None,
+    *,
+    is_whole: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[Floats, Floats]:
     """Estimate distances and norms of many pairs from statistics [..., 8] and sketches [..., 64].
 
     Statistics alone bound a distance from below: two tensors are at least as far apart as their
-    means and spreads are. A sketch estimates it. NaN where there is neither.
+    means and spreads are. A sketch estimates it. NaN where there is neither. Of what `is_whole`,
+    whole numbers, every difference counts, however small.
     """
     x, y = rows
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         norms = derive(x.reshape(-1, 8), "l2").reshape(x.shape[:-1])
+        # Squares leave the range of float64 long before what is squared does.
+        size = np.abs(x[..., MIN : MAX + 1]).max(axis=-1)
+        is_lost = (norms < _LEAST_SQUARE) | np.isinf(norms)
+        norms = np.where(is_lost & np.isfinite(size), size * np.sqrt(x[..., FINITE]), norms)
         means = np.sqrt(x[..., FINITE]) * (x[..., MEAN] - y[..., MEAN])
         spreads = np.sqrt(x[..., M2]) - np.sqrt(y[..., M2])
         bound = np.hypot(means, spreads)
@@ -142,7 +185,8 @@ def estimate_gaps(
         ends = np.abs(x[..., MIN : MAX + 1] - y[..., MIN : MAX + 1])
         bound = np.fmax(bound, np.where(np.isnan(ends), 0, ends).max(axis=-1))
         # What was measured in float32 cannot tell less than that.
-        bound = np.where(bound <= SKETCH_SIGHT * norms, 0, bound)
+        sight = SKETCH_SIGHT if is_whole is None else np.where(is_whole, _SIGHT, SKETCH_SIGHT)
+        bound = np.where(bound <= sight * norms, 0, bound)
         if sketches is not None:
             apart = sketches[0].astype(np.float64) - sketches[1]
             # Sums that float32 does not hold are infinite on both sides, and equal.
@@ -203,23 +247,28 @@ class ErrorDetail:
     """By dimension, r of each index along it; long ones are taken together."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON can hold it."""
-        return {
-            "r": write_number(self.r),
-            "cosine": write_number(self.cosine),
-            "largest": write_number(self.largest),
-            "where": list(self.where),
-            "values": [write_number(one) for one in self.values],
-            "bias": write_number(self.bias),
-            "share_close": write_number(self.share_close),
-            "ulp_median": write_number(self.ulp_median),
-            "ulp_p99": write_number(self.ulp_p99),
-            "shape": list(self.shape),
-            "profile": {
-                str(dim): [write_number(one) for one in values]
-                for dim, values in self.profile.items()
-            },
-        }
+        """Give it as JSON can hold it: null, and beside it a word, for what is not finite."""
+        found: dict[str, Any] = {"where": list(self.where), "shape": list(self.shape)}
+        for name in _NUMBERS:
+            found[name], found[f"{name}_word"] = split_number(getattr(self, name))
+        values = [split_number(one) for one in self.values]
+        found["values"], found["values_word"] = map(list, zip(*values, strict=True))
+        found["profile"], found["profile_word"] = {}, {}
+        for dim, errors in self.profile.items():
+            both = [split_number(one) for one in errors]
+            found["profile"][str(dim)] = [number for number, _ in both]
+            if any(word for _, word in both):
+                found["profile_word"][str(dim)] = [word for _, word in both]
+        return found
+
+
+_NUMBERS = ("r", "cosine", "largest", "bias", "share_close", "ulp_median", "ulp_p99")
+
+
+def split_number(number: float | None) -> tuple[float | None, str | None]:
+    """Give a number as JSON has it, or nothing and the word for it: `nan`, `infinity`."""
+    written = write_number(number)
+    return (None, written) if isinstance(written, str) else (written, None)
 
 
 def write_number(number: float | None) -> float | str | None:

@@ -94,6 +94,7 @@ def make_pairs(traces: tuple[Trace, Trace], alignment: Alignment) -> list[Pair]:
             continue
         keyed.append(((phase, float(match.a[-1])), match, first, second, ""))
     keyed.extend(_find_missing(traces, alignment))
+    keyed.extend(_find_lacking(traces, alignment))
     keyed.extend(_find_unchanged(traces, alignment))
     keyed.sort(key=lambda one: one[0])
     return [
@@ -130,6 +131,58 @@ def _find_missing(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator
                 yield key, Match((site.id,), (), owner.rule, owner.how), site, there, "b"
             else:
                 yield key, Match((), (site.id,), owner.rule, owner.how), there, site, "a"
+
+
+def _find_lacking(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:
+    """Find the outputs that a module of the same class gives on one side alone."""
+    for side, site in list_lacking(traces, alignment):
+        if site.port != "output":
+            continue
+        own, other = traces[side], traces[1 - side]
+        names = alignment.names if side == 0 else {b: a for a, b in alignment.names.items()}
+        # Something of the same execution stands for what is not there, an output if there is one.
+        found = [
+            one
+            for one in other.sites
+            if one.kind == "value" and one.module == names[site.module] and one.visit == site.visit
+        ]
+        there = next((one for one in found if one.port == "output"), found[0])
+        match_of = {one: match for match in alignment.matches for one in (match.a, match.b)[side]}
+        key = FORWARD, _find_moments(own, match_of, side)[site.id]
+        if side == 0:
+            yield key, Match((site.id,), (), "name"), site, there, "b"
+        else:
+            yield key, Match((), (site.id,), "name"), there, site, "a"
+
+
+def list_lacking(
+    traces: tuple[Trace, Trace], alignment: Alignment
+) -> Iterator[tuple[int, TraceSite]]:
+    """List what comes into or out of a module on one side alone, with the side that has it.
+
+    Of modules of one class that ran as often on both sides: others may give more than is used.
+    """
+    visits = _count_visits(traces[0]), _count_visits(traces[1])
+    types = [
+        {one.module: one.type for one in trace.sites if one.kind == "value"} for trace in traces
+    ]
+    known = (
+        {one for match in alignment.matches for one in match.a},
+        {one for match in alignment.matches for one in match.b},
+    )
+    ports = [{one.port for one in trace.sites if one.kind == "value"} for trace in traces]
+    for side in (0, 1):
+        names = alignment.names if side == 0 else {b: a for a, b in alignment.names.items()}
+        for site in traces[side].sites:
+            other = names.get(site.module)
+            if site.kind != "value" or site.id in known[side] or other is None:
+                continue
+            is_one = types[side][site.module] == types[1 - side].get(other)
+            is_as_often = visits[side][site.module] == visits[1 - side].get(other)
+            # A watch has no inputs: what ran without outputs is not to be seen there.
+            is_seen = {"input", "output"} <= ports[1 - side]
+            if is_one and is_as_often and is_seen:
+                yield side, site
 
 
 def _find_unchanged(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:

@@ -39,7 +39,10 @@ def compare_ranks(
         return _note(largest, f"{len(found)} ranks were compared, each with its counterpart")
     rank, first = min(differing, key=lambda one: _find_moment(one[1]))
     others = [number for number, _ in differing if number != rank]
-    told = f"; so do ranks {', '.join(map(str, others[:8]))}" if others else ", and no other does"
+    listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
+    told = ", and no other does"
+    if others:
+        told = f"; so does rank {listed}" if len(others) == 1 else f"; so do ranks {listed}"
     return _note(first, f"rank {rank} differs first{told}")
 
 

@@ -76,6 +76,13 @@ class RunTrace(Trace):
         if values and not any(site.port == "input" for site in values):
             self.notes.append(_OUTPUTS_ONLY)
         self.notes.extend(reader.notes)
+        if (reader.document("recording") or {}).get("calibrated") and not self._reader.document(
+            "floors"
+        ):
+            self.notes.append("the floors that were measured are gone: usual limits are used")
+        told = reader.document("notes") or {}
+        self.notes.extend(str(note) for note in told.get("notes", ()))
+        self.notes.extend(note for note in run.notes if note not in self.notes)
 
     @property
     def steps(self) -> Sequence[int]:
@@ -153,9 +160,10 @@ class RunTrace(Trace):
                 file: Any = safe_open(str(dump.path), framework="pt")
                 self._file = step, file, frozenset(file.keys())
             except (SafetensorError, OSError) as error:
-                self.notes.append(f"`{dump.path.name}` cannot be read: {error}")
-                del self._dumps[step]
-                return None
+                raise NotComparable(
+                    f"`{dump.path}` is listed in the run and cannot be read: {error}. Without it "
+                    "the run is not what was recorded."
+                ) from error
         return self._file[1], self._file[2]
 
 
@@ -294,7 +302,7 @@ def _read_facts(run: Run, reader: RankReader, sites: Sequence[TraceSite]) -> Tra
     }
     if not modules:
         modules = {
-            site.module: ModuleFacts(type=site.type, source=site.source)
+            site.module: ModuleFacts(type=site.type, source=site.source, is_known=False)
             for site in sites
             if site.kind == "value"
         }
@@ -305,6 +313,7 @@ def _read_facts(run: Run, reader: RankReader, sites: Sequence[TraceSite]) -> Tra
         autocast=str(kept.get("autocast", "") or ""),
         has_tf32=bool(kept.get("tf32", False)),
         environment=run.environment,
+        is_known=bool(kept),
     )
 
 

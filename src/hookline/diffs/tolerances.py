@@ -7,8 +7,9 @@ has once gone through bfloat16 stays that coarse. Knows no models.
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ TELLING_FLOORS = 1.2
 SUDDEN_UNITS = 40.0
 """What is made of bits that are the same on both sides differs by rounding inside one module alone:
 by less than this many units, times what the module makes of rounding."""
+
+SUDDEN_LEAF_UNITS = 30.0
+"""The same of a module that calls no other, where no floor was measured."""
 
 SLOW_LIMITS = 3.0
 """What nowhere grows at once may be this many limits of the table, where no floor was measured."""
@@ -119,6 +123,9 @@ class Limits:
     is_given: npt.NDArray[np.bool_]
     """Whether the user gave the limit."""
 
+    is_allowed: npt.NDArray[np.bool_]
+    """Whether the user gave it to this site and not to all."""
+
     @property
     def usual(self) -> Floats:
         """What rounding alone leaves: the floor, or what is usual."""
@@ -149,7 +156,7 @@ def set_limits(
     limits = np.where(np.isnan(own_floors), table, np.fmax(wide, least))
     is_exact = np.array([one == EXACT for one in precisions], bool)
     limits = np.where(is_exact, 0.0, limits)
-    is_given = np.zeros(len(pairs), bool)
+    is_given, is_allowed = np.zeros(len(pairs), bool), np.zeros(len(pairs), bool)
     if tolerance is not None:
         limits = np.where(is_exact, limits, tolerance)
         is_given |= ~is_exact
@@ -157,8 +164,8 @@ def set_limits(
         is_meant = _make_matcher(pattern)
         here = np.array([is_meant(pair.a) or is_meant(pair.b) for pair in pairs], bool)
         limits = np.where(here, allowed, limits)
-        is_given |= here
-    return Limits(tuple(precisions), units, own_floors, limits, is_given)
+        is_allowed |= here
+    return Limits(tuple(precisions), units, own_floors, limits, is_given | is_allowed, is_allowed)
 
 
 def find_unused(allow: Mapping[str, float] | None, pairs: Sequence[Pair]) -> list[str]:
@@ -169,6 +176,18 @@ def find_unused(allow: Mapping[str, float] | None, pairs: Sequence[Pair]) -> lis
         if not any(is_meant(pair.a) or is_meant(pair.b) for pair in pairs):
             found.append(pattern)
     return found
+
+
+def refuse_unknown(patterns: Iterable[str], traces: tuple[Trace, Trace]) -> None:
+    """Refuse a pattern that names no site of either side: it is misspelt."""
+    sites = [site for trace in traces for site in trace.sites]
+    for pattern in patterns:
+        if any(map(_make_matcher(pattern), sites)):
+            continue
+        known = dict.fromkeys(name for site in sites for name in (site.module, site.address))
+        near = difflib.get_close_matches(pattern, [name for name in known if name], 3, 0.5)
+        meant = f" Nearest are: {', '.join(f'`{one}`' for one in near)}." if near else ""
+        raise ValueError(f"`{pattern}` in allow= names no site of either side.{meant}")
 
 
 def _make_matcher(pattern: str) -> Callable[[TraceSite], bool]:

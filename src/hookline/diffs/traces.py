@@ -109,6 +109,9 @@ class ModuleFacts:
     source: str = ""
     """Where its class is written."""
 
+    is_known: bool = True
+    """Whether more than its class is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
@@ -131,6 +134,9 @@ class TraceFacts:
 
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Versions, devices, settings."""
+
+    is_known: bool = True
+    """Whether ties, autocast and TF32 are known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

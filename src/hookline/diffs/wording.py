@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 DRIFT = "drift: "
 """How the note begins that says how far trainings have parted."""
 
+ONLY_ZEROS = "only zeros here"
+OTHER_SIZES = "another shape"
+NOT_FINITE = "NaN or infinities on one side"
+"""What is said of a pair that no number tells the distance of."""
+
+_WITHOUT_NUMBER = {
+    ONLY_ZEROS: "numbers there where there are only zeros here",
+    OTHER_SIZES: "another shape",
+    NOT_FINITE: "NaN or infinities that the other side lacks",
+}
+
 _BEFORE = {
     "backward": "forward and up to",
     "parameter gradient": "forward and backward, up to",
@@ -63,9 +74,22 @@ def _say_same(difference: Difference) -> str:
     agree = _say_agree(difference) + (limit if difference.agree_to else "")
     drifted = [note for note in difference.notes if note.startswith(DRIFT)]
     count = "" if difference.history is None else f" {len(difference.history.steps)} steps"
+    history = difference.history
+    if history is not None and history.total > len(history.steps):
+        count = f" {len(history.steps)} of {history.total} steps"
     if drifted:
-        return f"No difference: {sites} {agree} in the first of{count}; {drifted[0]}."
+        first = _count_first(difference)
+        return f"No difference: {sites} {agree} in the first{first} of{count}; {drifted[0]}."
     return f"No difference: {sites}{f' in{count}' if count else ''} {agree}."
+
+
+def _count_first(difference: Difference) -> str:
+    """Say for how many steps all is as it is in the first; empty for the first alone."""
+    history = difference.history
+    assert history is not None
+    is_off = [bool((r > difference.agree_to).any()) for r in history.r]
+    count = is_off.index(True) if True in is_off else len(is_off)
+    return f" {count}" if count > 1 else ""
 
 
 def _say_agree(difference: Difference) -> str:
@@ -80,15 +104,31 @@ def _say_where(difference: Difference) -> str:
         return f"The inputs differ{at}: {difference.site} by {_say_size(difference)}"
     agree = _say_agree(difference)
     before = _BEFORE.get(difference.direction or "", "up to")
+    history = difference.history
+    if difference.direction == "state" and history and difference.step != history.steps[0]:
+        before = "up to"  # what a step begins with is there before it runs
     place = name_place(difference) + at
     if difference.is_gradual:
         return (
             f"Runs {agree} at best; the difference grows gradually, most at {place}: "
             f"{_say_size(difference)}"
         )
-    if difference.word:
-        return f"Runs {agree} {before} {place}; {difference.word}"
-    return f"Runs {agree} {before} {place}; it introduces {_say_size(difference)}"
+    what = difference.word or f"it introduces {_say_size(difference)}"
+    seen = _find_compared(difference)
+    if seen is not None and "value" not in seen and difference.direction != "forward":
+        return f"Runs differ at {place}, and no values before it were compared; {what}"
+    if seen is not None and before.startswith("forward and backward") and "gradient" not in seen:
+        before = "forward and up to"
+    return f"Runs {agree} {before} {place}; {what}"
+
+
+def _find_compared(difference: Difference) -> set[str] | None:
+    """Find the kinds of sites that were compared before the difference; None: nobody knows."""
+    verdicts = [pair.verdict for pair in difference.pairs]
+    if "introduces" not in verdicts:
+        return None
+    before = difference.pairs[: verdicts.index("introduces")]
+    return {pair.kind for pair in before if pair.r is not None}
 
 
 def _say_size(difference: Difference) -> str:
@@ -99,7 +139,9 @@ def _say_size(difference: Difference) -> str:
     if difference.direction == "backward":
         of = " in the gradient"
     if r is None or math.isinf(r):
-        return f"NaN, infinities or elements that the other side lacks{of}"
+        words = (pair.word for pair in difference.pairs if pair.verdict == "introduces")
+        known = "NaN, infinities or elements that the other side lacks"
+        return _WITHOUT_NUMBER.get(next(words, ""), known) + of
     if floor:
         against = f"floor {write_rough(floor)}, {write_times(r / floor)}"
     elif limit and r > limit:

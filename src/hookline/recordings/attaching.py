@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline._torch import is_functorch_active, is_tracing
 from hookline.addresses import Selector, resolve
 from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Visit
@@ -19,6 +20,7 @@ from hookline.recordings.shards import find_shard, sketch_shard
 from hookline.recordings.states import Buffers
 from hookline.recordings.storing import VALUES, Wanted, choose_tensors, to_site_facts, write_facts
 from hookline.recordings.tracing import listen_everywhere
+from hookline.recordings.unusual import find_obstacle, to_plain
 from hookline.replays.randomness import take_states
 from hookline.runs import DumpFile, SiteFacts
 from hookline.watchers.attaching import Attachment
@@ -26,6 +28,11 @@ from hookline.watchers.delivering import Delivery
 from hookline.watchers.listening import WatchListener
 from hookline.watchers.options import Options
 from hookline.watchers.recording import Recorder
+
+_WITHOUT_GRAD = (
+    "no value was recorded: the model ran without grad alone, which is recorded with "
+    "`with_inference=True`"
+)
 
 
 def measure(recorder: Recorder, site: int, tensor: Tensor) -> None:
@@ -72,28 +79,59 @@ class RecorderSink:
         """Write a tensor into the file of the step."""
         if self.is_kept is None or not self.is_kept(self._recorder.facts[site]):
             return
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if find_obstacle(tensor) is not None:
+            return
         if self.file is None:
             self.file = self.open_file()
         if self.file is not None:
-            self.file.add(str(site), getattr(tensor, "_local_tensor", tensor))
+            self.file.add(str(site), to_plain(tensor))
 
 
 class RecordListener(TraceListener):
     """Tell of what a training does, in the steps that are recorded."""
 
-    __slots__ = ("recorder", "with_inference")
+    __slots__ = ("attachment", "recorder", "with_inference")
 
-    def __init__(self, *given: Any, recorder: Recorder, with_inference: bool, **more: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        attachment: TraceAttachment,
+        recorder: Recorder,
+        with_inference: bool,
+        **more: Any,
+    ) -> None:
         super().__init__(*given, **more, guard=recorder.guard.take)
+        self.attachment = attachment
         self.recorder = recorder
         self.with_inference = with_inference
+
+    def on_input(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.attachment.is_called and not visit.is_recompute:
+            self._begin(visit, module, args, kwargs)
+        return super().on_input(visit, module, args, kwargs)
+
+    def _begin(
+        self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Tell of the first call of a step where that is of a part of the model by itself."""
+        try:
+            if self.hears(visit) and not is_functorch_active() and not is_tracing():
+                self.attachment.begin_call(module, args, kwargs, path=self.post.path)
+        except Exception as error:
+            self._fail(error)
 
     def hears(self, visit: Visit) -> bool:
         recorder = self.recorder
         has_grad = visit.call.grad_at_start
         if has_grad and recorder.tell_begin is not None and not visit.is_recompute:
             recorder.tell_begin()
-        return recorder.is_on and (has_grad or self.with_inference)
+        if recorder.is_on and not has_grad and not self.with_inference:
+            self.attachment.has_passed_over = True
+            return False
+        return recorder.is_on
 
     def on_total(self, site: int, grad: Tensor) -> None:
         if self.recorder.is_on:
@@ -116,7 +154,10 @@ class TraceAttachment(Attachment):
         self._buffers: list[Buffers] = []
         self._models = dict(models)
         self._step = 0
-        self._is_called = False
+        self.is_called = False
+        """Whether anything was called in the step under way."""
+        self.has_passed_over = False
+        """Whether something was not recorded because it ran without grad."""
         self._is_described = False
         self._has_kept = False
         super().__init__(models, options, recorder)
@@ -143,6 +184,7 @@ class TraceAttachment(Attachment):
             kind=RecordListener,
             prefix=prefix,
             gradients=self._options.gradients,
+            attachment=self,
             recorder=self._recorder,
             with_inference=self._options.with_inference,
         )
@@ -155,16 +197,21 @@ class TraceAttachment(Attachment):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
     ) -> None:
         super()._tell_call(module, args, kwargs, prefix)  # it may begin a step
-        if not self._recorder.is_on or self._is_called:
-            return
-        self._is_called = True
+        if self._recorder.is_on and not self.is_called:
+            self.begin_call(module, args, kwargs, path=prefix.rstrip("."))
+
+    def begin_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, path: str
+    ) -> None:
+        """Take what is to be known before the first call of a step, of a model or a part of it."""
+        self.is_called = True
         with self._recorder.timed(), torch.no_grad():
             if not self._is_described:
                 self._is_described = True
                 self._describe_models()
             if self.sink.is_kept is not None or not self._has_kept:
                 self._has_kept = True
-                self._keep_call(module, args, kwargs)
+                self._keep_call(args, kwargs, path)
             for one in self._buffers:
                 one.begin()
 
@@ -193,24 +240,32 @@ class TraceAttachment(Attachment):
             }
         self.delivery.describe("modules", whole)
 
-    def _keep_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> None:
         if self.delivery is None:
             return
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         tensors, facts = write_call(args, kwargs, take_states(devices, in_full=True))
         copies = {key: one.to("cpu", copy=True) for key, one in tensors.items()}
-        self.delivery.dump(INPUTS, copies, {"step": self._step, **facts})
+        is_model = path in (one.rstrip(".") for one in self._models)
+        part = {} if is_model else {"part": path}
+        self.delivery.dump(INPUTS, copies, {"step": self._step, **part, **facts})
 
     def add_later(self, prefix: str, model: nn.Module) -> None:
         self._models[prefix] = model
         self._is_described = False
         super().add_later(prefix, model)
 
+    def unheard(self) -> list[str]:
+        notes = super().unheard()
+        if self.has_passed_over and not any(one.kind == "value" for one in self._recorder.facts):
+            notes.append(_WITHOUT_GRAD)
+        return notes
+
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
         self.course.begin_step()
         self._step = step
-        self._is_called = False
+        self.is_called = False
         if self.steps_left == 0:
             self.steps_left = None
             self.end()
@@ -218,10 +273,12 @@ class TraceAttachment(Attachment):
     def end_step(self, step: int) -> None:
         try:
             with self._recorder.timed(), torch.no_grad():
-                for one in self._buffers if self._is_called else ():
+                for one in self._buffers if self.is_called else ():
                     one.end()
             for address in self.course.find_lost():
                 self._recorder.unmeasured.setdefault(address, WHY_LOST)
+            for address, why in self.course.unmeasured.items():
+                self._recorder.unmeasured.setdefault(address, why)
             file, self.sink.file = self.sink.file, None
             if file is not None and self.delivery is not None:
                 self.delivery.finish_dump(VALUES, file, {"step": step})

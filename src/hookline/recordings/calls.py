@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import NotRecorded
+from hookline.recordings.unusual import find_obstacle, to_plain
 from hookline.replays.randomness import RandomStates, take_states
 from hookline.runs import Dump, Run, open_run
 from hookline.stats.preparing import PLAIN
@@ -57,7 +58,8 @@ def write_call(
 def read_call(run: Run | str | os.PathLike[str], *, step: int | None = None) -> StoredCall | None:
     """Read the arguments and random states of a step of a recording, the first if none is named.
 
-    None where the run does not hold them, or not all of them.
+    None where the run does not hold them, or not all of them, or those of a part of the model that
+    was called by itself.
     """
     if not isinstance(run, Run):
         run = open_run(Path(run))
@@ -68,6 +70,8 @@ def read_call(run: Run | str | os.PathLike[str], *, step: int | None = None) -> 
         return None
     first = min(dumps, key=lambda one: (one.facts.get("step", 0), one.rank))
     facts = first.facts
+    if "part" in facts:
+        return None
     try:
         args = tuple(_read(one, first) for one in facts["args"])
         kwargs = {name: _read(one, first) for name, one in facts["kwargs"].items()}
@@ -82,11 +86,11 @@ class _NotKept(Exception):
 
 def _write(value: Any, tensors: dict[str, Tensor], known: dict[int, str]) -> Any:
     """Write a value of a call as JSON; a tensor by its key among the dumped ones."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN and find_obstacle(value) is None:
         key = known.get(id(value))
         if key is None:
             key = known[id(value)] = f"input.{len(known)}"
-            tensors[key] = value.detach()
+            tensors[key] = to_plain(value.detach())
         return {"tensor": key, "requires_grad": value.requires_grad, "device": str(value.device)}
     if isinstance(value, _PLAIN) and (value is None or type(value) in _PLAIN):
         is_odd = isinstance(value, float) and not math.isfinite(value)  # JSON has no such numbers

@@ -23,6 +23,7 @@ from hookline.diffs.traces import TraceSite
 from hookline.hooks.visits import Visit
 from hookline.recordings.identities import Identities
 from hookline.recordings.shards import find_shard
+from hookline.recordings.unusual import find_obstacle, to_plain
 from hookline.watchers.describing import source_of
 
 WHY_LOST = "its gradient is not recorded: it is a view, and was changed in place after it was made"
@@ -110,6 +111,8 @@ class Course:
         """The sites of values, parameters and buffers by number."""
         self.has_gradient: set[int] = set()
         """The sites whose gradient is heard of in the step under way."""
+        self.unmeasured: dict[str, str] = {}
+        """Addresses of values that cannot be measured, with the reason."""
         self.views: list[View] = []
         """The views whose gradient is heard of in the step under way."""
         self._identities = Identities()
@@ -198,7 +201,7 @@ class Course:
             if number is None:
                 number = passage.post.ids[key] = self.sink.number(make, tensor)
         if first is None:
-            self.sink.measure(number, tensor)
+            self._measure(number, tensor, of.address)
         else:
             self.sink.share(number, first, tensor)
 
@@ -213,7 +216,7 @@ class Course:
         passage.sites[port, leaf] = number
         first = self._identities.meet(tensor, number)
         if first is None:
-            self.sink.measure(number, tensor)
+            self._measure(number, tensor, self.sites[number].address)
             return number, False
         self._firsts[number] = first
         self.sink.share(number, first, tensor)
@@ -266,7 +269,7 @@ class Course:
     def gradient(self, value: int, grad: Tensor, *, is_part: bool = False) -> None:
         """Take the gradient of a value, or the part of it that one module sends."""
         shape = self.sites[value].shape
-        if grad.shape != shape and grad.numel() == math.prod(shape):
+        if not grad.is_nested and grad.shape != shape and grad.numel() == math.prod(shape):
             grad = grad.reshape(shape)  # heard of at the node that made what a view shows
         with self._lock:
             arrival = self._arrivals.get((value, is_part), 0)
@@ -275,7 +278,7 @@ class Course:
             number = self._gradients.get(key)
             if number is None:
                 number = self._gradients[key] = self._meet_gradient(*key, grad)
-        self.sink.measure(number, grad)
+        self._measure(number, grad, f"{self.sites[value].address}.grad")
 
     def _meet_gradient(self, value: int, is_part: bool, arrival: int, grad: Tensor) -> int:
         of = self.sites[value]
@@ -337,12 +340,21 @@ class Course:
                 )
 
             number = self._states[key] = self.sink.number(make, tensor)
-        self.sink.measure(number, tensor)
+        self._measure(number, tensor, escape(name) + _KINDS[kind])
         return number
+
+    def _measure(self, number: int, tensor: Tensor, address: str) -> None:
+        """Have a value measured; one that cannot be is noted."""
+        why = find_obstacle(tensor)
+        if why is None:
+            self.sink.measure(number, to_plain(tensor))
+        else:
+            self.unmeasured.setdefault(address, why)
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+    shape = () if tensor.is_nested else tuple(tensor.shape)  # that of a nested one is no numbers
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
 def _describe_mode(tensor: Tensor) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hookline.hooks.sessions import Session
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.recordings.course import Course, Passage, Post
 from hookline.recordings.hearing import hear
+from hookline.recordings.unusual import find_obstacle
 
 Change = Callable[[Tensor, int], Tensor]
 """What gives another tensor for one that flows by, the same whenever the number is the same."""
@@ -182,7 +183,9 @@ class TraceListener(Listener):
         assert self.change is not None
         swaps: dict[int, Tensor] = {}
         for leaf, one in _trees.leaves(tree):
-            if one.is_floating_point() and not self.course.is_known(one):
+            if not one.is_floating_point() or find_obstacle(one) is not None:
+                continue
+            if not self.course.is_known(one):
                 number = passage.changes[leaf] = self.course.count_change()
                 swaps[id(one)] = self.change(one, number)
         return _trees.replace_tensors(tree, swaps) if swaps else tree

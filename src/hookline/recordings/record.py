@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookline._errors import RunExists, UnsupportedModel
+from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline.addresses import Selector
 from hookline.recordings.attaching import TraceAttachment
 from hookline.recordings.calls import INPUTS, read_arguments, write_call
 from hookline.recordings.floors import calibrate_floors
-from hookline.recordings.staging import staged
 from hookline.recordings.storing import (
     VALUES,
     FileSink,
     Wanted,
+    check_tensors,
     choose_tensors,
     write_trace,
 )
 from hookline.recordings.tracing import Loss, trace_step
+from hookline.recordings.unusual import refuse_meta
 from hookline.recordings.weighing import TraceWeights
-from hookline.replays.randomness import RandomStates, take_states
+from hookline.replays.randomness import seed_states
 from hookline.runs import Run, RunWriter, describe_environment, open_run
-from hookline.runs.schema import is_run
+from hookline.runs.belonging import prepare_folder
 from hookline.watchers import Watch
 from hookline.watchers.attaching import Models, name_models
 from hookline.watchers.options import Options
@@ -79,11 +78,11 @@ def record(
     its step. Random numbers follow from `seed`, the model is left as it was, and `calibrate`
     measures how far rounding alone moves each value.
 
-    A folder that holds a run is refused, unless it is `overwrite` or `resume`.
+    A folder that holds a run is refused, unless it is `overwrite` or `resume`; one that holds
+    other files always is.
     """
     folder = Path(path).expanduser()
-    if overwrite and not resume:
-        _clear(folder)
+    _check_steps(steps)
     if inputs is None:
         if loss is not None or optimizer is not None:
             given = "loss" if loss is not None else "optimizer"
@@ -91,6 +90,10 @@ def record(
                 f"`{given}` is for a step that is run here, which needs inputs: "
                 f"`hl.record(model, path, (x,), {given}=...)`"
             )
+        for one in name_models(model).values():
+            refuse_meta(one)
+        _refuse_unmatched(tensors, model)
+        prepare_folder(folder, overwrite=overwrite and not resume)
         watch = open_recording(
             model,
             folder,
@@ -109,6 +112,9 @@ def record(
         return Recording(folder, watch=watch)
     if not isinstance(model, nn.Module):
         raise TypeError("one step is run of one model; give an `nn.Module`")
+    refuse_meta(model)
+    _refuse_unmatched(tensors, model)
+    prepare_folder(folder, overwrite=overwrite and not resume)
     notes = _record_once(
         model,
         folder,
@@ -269,17 +275,15 @@ _FIXED: dict[str, Any] = {
 """What a recording does not leave open of a watch."""
 
 
+def _refuse_unmatched(tensors: Wanted, models: Models) -> None:
+    """Raise where whole tensors are asked for that no model has."""
+    for unmatched in check_tensors(tensors, name_models(models)):
+        raise NoSuchSite(unmatched)
+
+
 def _check_steps(steps: int | None) -> None:
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise ValueError(f"steps={steps!r}: give how many steps are recorded, from 1")
-
-
-def _clear(folder: Path) -> None:
-    """Remove a run, to write another in its place; anything else is not touched."""
-    if is_run(folder):
-        shutil.rmtree(folder)
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise RunExists(f"`{folder}` is no run and not empty: it is not overwritten")
 
 
 def _record_once(
@@ -297,7 +301,7 @@ def _record_once(
 ) -> list[str]:
     """Run one step of a model into a run folder; give what could not be recorded, and why."""
     args, kwargs = read_arguments(inputs)
-    states = _seeded_states(model, seed)
+    states = seed_states(seed)
     with RunWriter(folder) as writer:  # before anything runs: it may be refused
         is_kept = choose_tensors(tensors)
         file = None if is_kept is None or calibrate else writer.open_dump(VALUES)
@@ -341,10 +345,3 @@ def _record_once(
         scalars = {} if trace.loss is None else {"loss": trace.loss}
         write_trace(writer, trace, tensors=tensors, file=file, scalars=scalars)
     return trace.notes
-
-
-def _seeded_states(model: nn.Module, seed: int) -> RandomStates:
-    """Give the random states that follow from a seed; those of now stay."""
-    with staged(model, seed=seed, rng=None, steps=False):
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        return take_states(devices, in_full=True)

@@ -8,6 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from hookline.addresses import ModuleTree, ParameterEntry
 from hookline.recordings.course import Course
+from hookline.recordings.unusual import find_obstacle
 
 
 class Buffers:
@@ -33,14 +34,17 @@ class Buffers:
     def copy(self) -> None:
         """Copy the buffers: the step may change them."""
         self._copies.clear()
-        seen: set[int] = set()
+        seen: dict[int, Tensor] = {}
         for entry in self._tree.entries:
             for name, buffer in entry.module._buffers.items():
                 if buffer is None or is_lazy(buffer) or id(buffer) in seen:
                     continue
-                seen.add(id(buffer))
+                seen[id(buffer)] = buffer
                 path = self._prefix + (f"{entry.names[0]}.{name}" if entry.names[0] else name)
-                if self._constant.get(path) != _version(buffer):
+                why = find_obstacle(buffer)
+                if why is not None:
+                    self._course.unmeasured.setdefault(path, why)
+                elif self._constant.get(path) != _version(buffer):
                     self._copies[path] = (entry.module, name, buffer.detach().clone())
 
     def take(self) -> None:
@@ -51,11 +55,11 @@ class Buffers:
     def end(self) -> None:
         """Take the buffers that the step has changed."""
         for path, (owner, name, copy) in self._copies.items():
-            now = owner._buffers.get(name)
-            if now is None:
+            now = dict(owner._buffers.items()).get(name)  # TorchScript's are no dict
+            if now is None or find_obstacle(now) is not None:
                 continue
             # By value: batch normalisation changes its statistics and not their version.
-            if now.shape == copy.shape and torch.equal(now, copy):
+            if _is_equal(now, copy):
                 self._constant[path] = _version(now)
             else:
                 self._constant[path] = -1
@@ -113,6 +117,14 @@ class States:
     def end(self) -> None:
         """Take the buffers that the step has changed."""
         self._buffers.end()
+
+
+def _is_equal(now: Tensor, before: Tensor) -> bool:
+    if now.shape != before.shape or now.dtype != before.dtype or now.layout != before.layout:
+        return False
+    if now.layout is not torch.strided:
+        now, before = now.to_dense(), before.to_dense()
+    return torch.equal(now, before)
 
 
 def _version(tensor: Tensor) -> int:

@@ -14,13 +14,15 @@ values     a dump for each step, where whole tensors were asked for: by the numb
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookline.addresses import ModuleTree
 from hookline.addresses.pattern import compile_path
 from hookline.diffs.traces import TraceFacts, TraceSite
 from hookline.recordings.live import LiveSink, LiveTrace
@@ -99,8 +101,13 @@ def write_facts(facts: TraceFacts) -> dict[str, Any]:
 
 
 def write_floors(floors: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Write floors by the number of the site; those not measured are left out."""
-    return {str(site): float(floor) for site, floor in enumerate(floors) if np.isfinite(floor)}
+    """Write floors by the number of the site; those not measured are left out.
+
+    Four digits: they are measured from a few random runs, and more say nothing.
+    """
+    return {
+        str(site): float(f"{floor:.4g}") for site, floor in enumerate(floors) if np.isfinite(floor)
+    }
 
 
 def choose_tensors(wanted: Wanted) -> Callable[[TraceSite | SiteFacts], bool] | None:
@@ -116,6 +123,32 @@ def choose_tensors(wanted: Wanted) -> Callable[[TraceSite | SiteFacts], bool] | 
         return any(match(one) for match in matches for one in names)
 
     return is_wanted
+
+
+def check_tensors(wanted: Wanted, models: Mapping[str, nn.Module]) -> list[str]:
+    """Say which patterns of whole tensors name nothing in models, by prefix, and what is near."""
+    if isinstance(wanted, bool):
+        return []
+    names: dict[str, None] = {}
+    for prefix, model in models.items():
+        tree = ModuleTree(model)
+        for entry in tree.entries:
+            path = prefix + entry.names[0]
+            names[path.rstrip(".")] = None
+            own = dict(entry.module._buffers.items())
+            names.update({f"{path}.{name}".lstrip("."): None for name in own})
+        names.update({prefix + one.names[0]: None for one in tree.parameters})
+    found = []
+    for pattern in [wanted] if isinstance(wanted, str) else wanted:
+        matches = compile_path(pattern)
+        if not any(matches(name) for name in names):
+            near = difflib.get_close_matches(pattern, [one for one in names if one], cutoff=0.5)
+            nearest = f"; nearest: {', '.join(f'`{one}`' for one in near)}" if near else ""
+            found.append(
+                f"no whole tensors are kept of `{pattern}`: it names no module and no parameter"
+                + nearest
+            )
+    return found
 
 
 class FileSink(LiveSink):

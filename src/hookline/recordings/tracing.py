@@ -25,6 +25,7 @@ from hookline.recordings.listening import Change, TraceListener
 from hookline.recordings.live import MOST_BYTES, LiveSink, LiveTrace
 from hookline.recordings.staging import copy_call, staged
 from hookline.recordings.states import States
+from hookline.recordings.unusual import refuse_meta
 from hookline.replays.randomness import RandomStates
 
 Perturb = Callable[[Tensor, Generator], Tensor]
@@ -154,6 +155,8 @@ class Tracer:
             self._session.dispose()
             self._session = None
         self.notes += [f"`{address}`: {WHY_LOST}" for address in self.course.find_lost()]
+        for address, why in self.course.unmeasured.items():
+            self.notes.append(f"`{address}` is not measured: {why}")
         return self.sink.finish(self._facts, self.notes)
 
 
@@ -183,6 +186,7 @@ def trace_step(
     Random numbers follow from `rng`, or from `seed`; None leaves them as they are. `gradients`
     says whether those of values are traced, `parameters` whether parameters and buffers are.
     """
+    refuse_meta(model)
     change = None if perturb is None else _Perturbing(perturb, perturb_seed)
     is_grad = torch.is_grad_enabled() or loss is not None
     with (

@@ -2,6 +2,7 @@
 
 calls.py       what is kept of a call so that it can be run again: `keep_call`
 randomness.py  the random states of a call, taken and put back
+containers.py  copies of the containers in which modules keep their state
 staging.py     the model as it was at the call, for as long as the replay takes
 places.py      which module's forward calls an operation, and which line of the user's code
 looking.py     what is in a tensor: NaN, infinities, extremes

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,3 +90,46 @@ def put_states(states: RandomStates) -> None:
     random.setstate(states.python)
     if states.numpy is not None:
         sys.modules["numpy"].random.set_state(states.numpy)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, Python and, where it was imported, numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def seed_states(seed: int) -> RandomStates:
+    """Give the random states that seeding leads to; those of now stay."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    before = take_states(devices, in_full=True)
+    try:
+        seed_everything(seed)
+        return take_states(devices, in_full=True)
+    finally:
+        put_states(before)
+
+
+def _put(generator: torch.Generator, state: Tensor) -> None:
+    generator.set_state(state)
+
+
+def keep_generator(generator: Any) -> Callable[[], None] | None:
+    """Give what puts a generator of somebody's own back as it is now; None for what is none."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        return partial(_put, generator, state)
+    if isinstance(generator, random.Random):
+        own = generator.getstate()
+        return lambda: generator.setstate(own)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(generator, numpy.random.RandomState):
+        legacy = generator.get_state()
+        return lambda: generator.set_state(legacy)
+    if numpy is not None and isinstance(generator, numpy.random.Generator):
+        source = generator.bit_generator
+        before = source.state
+        return lambda: setattr(source, "state", before)
+    return None

@@ -8,7 +8,7 @@ theirs is touched; writing to them is refused. What was there comes back, the ve
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
@@ -22,6 +22,7 @@ from hookline.addresses.variables import forward_place
 from hookline.hooks.junctions import Junction
 from hookline.hooks.module_hooks import ModuleHook
 from hookline.replays.calls import KeptCall
+from hookline.replays.containers import INTERNAL, copy_containers
 from hookline.replays.looking import storage_of
 from hookline.replays.randomness import put_states, take_states
 
@@ -32,12 +33,6 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_INTERNAL = frozenset([*vars(nn.Module()), "forward", "__getstate__"])
-"""What every module has, and what hookline may have put there."""
-
-_MOST_ITEMS = 10_000
-"""Longer containers are not copied."""
-
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
@@ -193,39 +188,19 @@ class Stage:
             if isinstance(module, nn.RNNBase):
                 self._copy_into(attributes, {"_flat_weights": module._flat_weights})
             return
-        for name in attributes.keys() - kept.keys() - _INTERNAL:
+        for name in attributes.keys() - kept.keys() - INTERNAL:
             del attributes[name]
         self._copy_into(attributes, kept)
 
     def _copy_into(self, attributes: dict[str, Any], kept: dict[str, Any]) -> None:
         for name, value in kept.items():
             # What can be called may be a forward that hookline has taken out of the way.
-            if name not in _INTERNAL and not callable(value):
-                attributes[name] = self._copy(value, {})
+            if name not in INTERNAL and not callable(value):
+                attributes[name] = copy_containers(value, self._copy, {})
 
-    def _copy(self, value: Any, seen: dict[int, Any]) -> Any:
-        """Copy tensors and plain containers; anything else is what it is."""
-        if isinstance(value, Tensor):
-            return self._clone(value)
-        if type(value) not in (list, dict, tuple, set, deque, OrderedDict):
-            return value
-        if id(value) in seen or len(value) > _MOST_ITEMS:
-            return seen.get(id(value), value)
-        if isinstance(value, dict):
-            made: Any = type(value)()
-            seen[id(value)] = made
-            for key, item in value.items():
-                made[key] = self._copy(item, seen)
-            return made
-        if isinstance(value, list):
-            made = []
-            seen[id(value)] = made
-            made += [self._copy(item, seen) for item in value]
-            return made
-        if isinstance(value, set):
-            return set(value)
-        items = [self._copy(item, seen) for item in value]
-        return tuple(items) if isinstance(value, tuple) else deque(items, value.maxlen)
+    def _copy(self, value: Any) -> Any:
+        """Copy tensors; anything else is what it is."""
+        return self._clone(value) if isinstance(value, Tensor) else value
 
     def _copy_arguments(self) -> None:
         call = self.call

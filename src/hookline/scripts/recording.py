@@ -45,6 +45,10 @@ class ScriptRecord(ScriptRun):
                 self._say(note)
         run = open_run(self.folder)
         count = len(run.steps)
+        if not count:
+            self.silence = self._explain_silence()
+            self._say(self.silence)
+            return
         path = show_path(self.folder)
         steps = f"{count} step{'' if count == 1 else 's'}"
         self.verdict = f"recorded {steps} of {len(run.sites())} sites, {show_size(self.folder)}"
@@ -54,9 +58,13 @@ class ScriptRecord(ScriptRun):
     def _explain_silence(self) -> str:
         watched = self._watched
         why = None if watched is None else watched.unmatched or watched.failure
+        if why is None and watched is not None and watched.watch is not None:
+            why = watched.watch.failure
         if why is not None:
             return f"nothing was recorded: {why}"
-        return _NOTHING if watched is None or watched.watch is None else "nothing was kept"
+        if watched is None or watched.watch is None or self.folder is None:
+            return _NOTHING
+        return f"nothing was kept: no step is in {show_path(self.folder)}"
 
 
 def show_size(folder: Path) -> str:

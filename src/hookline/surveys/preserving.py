@@ -54,6 +54,8 @@ def _is_writable(buffer: Tensor) -> bool:
     """Tell whether a forward can have written to a buffer at all."""
     if buffer.is_inference() and not torch.is_inference_mode_enabled():
         return False
+    if buffer.is_nested:  # it has no shape
+        return True
     return buffer.layout is not torch.strided or not any(
         size > 1 and stride == 0  # made by `expand`
         for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
@@ -61,7 +63,7 @@ def _is_writable(buffer: Tensor) -> bool:
 
 
 def _restore(buffer: Tensor, copy: Tensor) -> None:
-    if buffer.shape == copy.shape and buffer.dtype == copy.dtype:
+    if buffer.is_nested or (buffer.shape == copy.shape and buffer.dtype == copy.dtype):
         buffer.copy_(copy)
     else:  # resized, or its `.data` exchanged
         buffer.data = copy

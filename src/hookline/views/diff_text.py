@@ -54,6 +54,21 @@ def format_diff(
     return render(lines, wide, color=color)
 
 
+def count_compared(difference: Difference) -> str:
+    """Say how many of the sites were compared; nothing where all of them were."""
+    skipped = sum(1 for pair in difference.pairs if pair.verdict == "not compared")
+    alone = len(difference.alone_a) + len(difference.alone_b)
+    if not skipped and not alone:
+        return ""
+    compared = len(difference.pairs) - skipped
+    why = [
+        f"{skipped} could not be" if skipped else "",
+        f"{alone} {'has' if alone == 1 else 'have'} no counterpart" if alone else "",
+    ]
+    told = ", ".join(filter(None, why))
+    return f"{compared} of {compared + skipped + alone} sites compared: {told}"
+
+
 def describe_blame(difference: Difference) -> str:
     """Say what about the module is to blame, where it is not simply the module."""
     if difference.is_gradual:
@@ -203,6 +218,7 @@ def _describe_rest(difference: Difference, width: int) -> Iterator[Line]:
     counts = Counter(pair.rule for pair in difference.pairs)
     told = ", ".join(f"{count} {_RULES.get(rule, rule)}" for rule, count in counts.items())
     yield from _label("matched", told or "nothing", width, style="dim")
+    yield from _label("sites", count_compared(difference), width, style="dim")
     for side, names in (("A", difference.alone_a), ("B", difference.alone_b)):
         if names:
             few = ", ".join(names[:_MOST_NAMES])
