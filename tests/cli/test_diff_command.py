@@ -207,10 +207,13 @@ def test_run_that_lacks_steps_or_died_is_no_baseline(runs: Path, run: Run, tmp_p
     model = nn.Linear(4, 2)
 
     def train(folder: Path, steps: int, *, dies: bool = False) -> None:
-        model.zero_grad()
-        with hl.record(model, folder):
+        trained = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        with hl.record(trained, folder):
             for _ in range(steps):
-                model(torch.ones(3, 4)).sum().backward()
+                optimizer.zero_grad()
+                trained(torch.ones(3, 4)).sum().backward()
+                optimizer.step()
             if dies:
                 raise RuntimeError("out of luck")
 

@@ -11,6 +11,7 @@ states.py      parameters and buffers around the step
 facts.py       what is known of a model besides
 floors.py      how far rounding alone moves each site
 staging.py     a model that is afterwards what it was
+unusual.py     tensors that cannot be measured, models without values
 attaching.py   what a recording of a training listens at
 weighing.py    its parameters, gradients and updates
 storing.py     how a trace lies in a run folder
