@@ -47,15 +47,33 @@ def compare_chain(errors: Sequence[float], **options: Mapping[str, float]) -> Di
     return compare(make_chain(errors, wrong=False), make_chain(errors, wrong=True), **options)
 
 
+def make_model(results: Mapping[str, Tensor]) -> MemoryTrace:
+    """Make a model that itself gives what is told."""
+    maker = TraceMaker()
+    given = maker.value("", "input", X, caller=None, type="Net")
+    maker.value("only", "input", X, same_as=given)
+    maker.value("only", "output", X)
+    for name, tensor in results.items():
+        maker.value("", "output", tensor, leaf=(name,), caller=None, type="Net")
+    return maker.build()
+
+
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("others", [{"a": X}, {}])
-def test_output_that_one_side_lacks(others: Mapping[str, Tensor], is_turned: bool) -> None:
-    traces = [make_net({"x": X}, {**others, "b": 2 * X}), make_net({"x": X}, others)]
+def test_output_that_one_model_lacks(others: Mapping[str, Tensor], is_turned: bool) -> None:
+    traces = [make_model({**others, "b": 2 * X}), make_model(others)]
     found = compare(*reversed(traces) if is_turned else traces)
-    assert (found.first, found.direction, found.site) == ("give", "forward", "give:output.b")
+    assert (found.first, found.direction, found.site) == ("", "forward", ":output.b")
     assert found.introduced == float("inf")
     assert f"no such output {'here' if is_turned else 'there'}" in str(found)
-    assert found.find("give:output.b").verdict == "introduces"
+    assert found.find(":output.b").verdict == "introduces"
+
+
+def test_output_that_a_module_inside_lacks_is_none() -> None:
+    """Attention weights that nobody uses are there with one backend and not with another."""
+    found = compare(make_net({"x": X}, {"a": X, "b": 2 * X}), make_net({"x": X}, {"a": X}))
+    assert found.same
+    assert list(found.alone_a) == ["give:output.b"]
 
 
 def test_output_that_another_class_lacks_is_none() -> None:

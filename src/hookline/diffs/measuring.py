@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 SKETCH_SIGHT = 2e-7
 """Below this relative error a sketch, which is float32, sees nothing."""
 
-_SIGHT = 1e-14
-"""Below this relative error statistics, which are float64, see nothing."""
-
 _LEAST_SQUARE = 1e-150
 """The square of what is smaller is not to be relied on."""
 
@@ -183,10 +180,13 @@ def estimate_gaps(
         bound = np.hypot(means, spreads)
         # Without a finite element the extremes are infinite on both sides.
         ends = np.abs(x[..., MIN : MAX + 1] - y[..., MIN : MAX + 1])
-        bound = np.fmax(bound, np.where(np.isnan(ends), 0, ends).max(axis=-1))
-        # What was measured in float32 cannot tell less than that.
-        sight = SKETCH_SIGHT if is_whole is None else np.where(is_whole, _SIGHT, SKETCH_SIGHT)
-        bound = np.where(bound <= sight * norms, 0, bound)
+        ends = np.where(np.isnan(ends), 0, ends).max(axis=-1)
+        # A run keeps means and spreads as float32, which cannot tell less than that; the extremes
+        # of whole numbers are there to the last digit.
+        is_seen = np.fmax(bound, ends) > SKETCH_SIGHT * norms
+        bound = np.where(is_seen, np.fmax(bound, ends), 0)
+        if is_whole is not None:
+            bound = np.where(is_whole, np.fmax(bound, ends), bound)
         if sketches is not None:
             apart = sketches[0].astype(np.float64) - sketches[1]
             # Sums that float32 does not hold are infinite on both sides, and equal.

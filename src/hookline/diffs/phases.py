@@ -134,9 +134,12 @@ def _find_missing(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator
 
 
 def _find_lacking(traces: tuple[Trace, Trace], alignment: Alignment) -> Iterator[_Keyed]:
-    """Find the outputs that a module of the same class gives on one side alone."""
+    """Find the outputs that the model gives on one side alone.
+
+    What a module inside gives and nobody uses is no difference: attention that was not asked for.
+    """
     for side, site in list_lacking(traces, alignment):
-        if site.port != "output":
+        if site.port != "output" or site.module:
             continue
         own, other = traces[side], traces[1 - side]
         names = alignment.names if side == 0 else {b: a for a, b in alignment.names.items()}
