@@ -235,7 +235,7 @@ def checkpointed_from_outside(model):
     return override(model, forward=forward)
 
 
-@benign("gpt")
+@benign("gpt_with_sgd")
 def compiled(model):
     """Compiled, as far as the graph"""
     return torch.compile(model, backend="aot_eager")

@@ -152,8 +152,8 @@ def _margins(outcomes: Sequence[Outcome]) -> list[str]:
         "How far the cases are from the limit, as relative error over limit: of a bug at the place "
         "found, of a benign change the largest of all, but for gradients that are nothing but "
         "rounding.",
-        "A bug below its limit was told by more than its size: a setting that differs, or values "
-        "before it that are equal to the last bit.",
+        "A bug below its limit was told by more than its size: a setting that differs, a gradient "
+        "that one side does not want, or values before it that are equal to the last bit.",
         "",
         _row(
             "way",
