@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from twin_models import patch, record_both, square
+from twin_models import pair_blocks, patch, record_both, square
 
 import hookline as hl
 

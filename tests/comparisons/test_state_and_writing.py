@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from twin_models import record_both, square
+from twin_models import pair_blocks, record_both, square
 
 import hookline as hl
 
@@ -157,14 +157,6 @@ class Feeding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.scale * self.down(self.act(self.up(x)))
-
-
-def pair_blocks(a: nn.Module, b: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Put one block each between two layers of the same weights."""
-    b.load_state_dict(a.state_dict())
-    layers = nn.Linear(6, 6), nn.Linear(6, 3)
-    make = (copy.deepcopy(one) for one in layers * 2)
-    return nn.Sequential(next(make), a, next(make)), nn.Sequential(next(make), b, next(make))
 
 
 @pytest.mark.parametrize("is_first_inplace", [False, True])

@@ -28,3 +28,11 @@ def record_both(a: nn.Module, b: nn.Module, inputs: Any, folder: Path) -> hl.Dif
     for name, model in (("a", a), ("b", b)):
         hl.record(model, folder / name, inputs, loss=square, calibrate=False)
     return hl.diff(folder / "a", folder / "b")
+
+
+def pair_blocks(a: nn.Module, b: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Put one block each between two layers of the same weights."""
+    b.load_state_dict(a.state_dict())
+    layers = nn.Linear(6, 6), nn.Linear(6, 3)
+    make = (copy.deepcopy(one) for one in layers * 2)
+    return nn.Sequential(next(make), a, next(make)), nn.Sequential(next(make), b, next(make))
