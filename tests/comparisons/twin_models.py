@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable
 from pathlib import Path
