@@ -132,12 +132,17 @@ class PairMeasurer:
                 if measured is not None:
                     gap = known[key] = Gap(*measured)
             if gap is None:
-                tensors = read_tensors(self.traces, pair.match, steps)
-                if tensors is None:
+                gap = self._measure_pair(pair.match, steps)
+                if gap is None:
                     continue
-                gap = known[key] = measure_gap(*tensors)
+                known[key] = gap
             gaps.distances[pair.place], gaps.norms[pair.place] = gap.distance, gap.norm
             gaps.measured[pair.place] = TENSOR
+
+    def _measure_pair(self, match: Match, steps: tuple[int, int]) -> Gap | None:
+        """Measure one pair; its tensors are let go before those of the next are read."""
+        tensors = read_tensors(self.traces, match, steps)
+        return None if tensors is None else measure_gap(*tensors)
 
 
 def _is_number(site: TraceSite) -> bool:
