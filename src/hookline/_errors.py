@@ -10,6 +10,7 @@ HooklineError
 ├── AmbiguousRead       (LookupError)   one address, several visits or calls: say which
 ├── Overwritten         (RuntimeError)  the value was changed in place after it flowed
 ├── OutOfBudget         (MemoryError)   the next value would pass `max_bytes`
+├── OutOfMemory         (MemoryError)   no memory is left for a value that is captured
 ├── EditError           (ValueError)    an edit returned something that does not fit its site
 ├── GradientError       (RuntimeError)  a gradient that hookline cannot deliver truthfully
 ├── NoSuchRun           (FileNotFoundError)  a path that holds no run
@@ -71,6 +72,10 @@ class Overwritten(HooklineError, RuntimeError):
 
 class OutOfBudget(HooklineError, MemoryError):
     """Say that the next captured value would pass the byte budget."""
+
+
+class OutOfMemory(HooklineError, MemoryError):
+    """Say that a device or the host had no memory left for a captured value."""
 
 
 class EditError(HooklineError, ValueError):

@@ -12,10 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo import eval_frame
+from torch._higher_order_ops import effects
 from torch.autograd import forward_ad
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental import proxy_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _python_dispatch
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.hooks import RemovableHandle
+
+_EFFECT: Any = effects._EffectType  # type: ignore[attr-defined]
 
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""
@@ -57,14 +65,20 @@ def gradient_scale(scaler: torch.amp.GradScaler) -> Tensor | None:
     return scaler._scale if scaler.is_enabled() else None
 
 
+_OWN_KEY = 1 << 40
+"""The key of hookline's hooks on any module, far from those that torch counts up.
+
+Always the same, because compiled graphs look at keys: another one is another graph.
+"""
+
+
 def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
     """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
 
     Registering through the module's methods does the same at several times the cost, which shows
     when a session is opened for every call of a model.
     """
-    key = RemovableHandle.next_id
-    RemovableHandle.next_id = key + 1
+    key = _OWN_KEY
     module._forward_pre_hooks[key] = pre
     module._forward_pre_hooks_with_kwargs[key] = True
     module._forward_hooks[key] = post
@@ -172,3 +186,49 @@ def is_capturing_cuda_graph(tensor: Tensor) -> bool:
 def is_function_mode_on(mode: TorchFunctionMode) -> bool:
     """Tell whether a function mode sees what is called now in this thread."""
     return any(one is mode for one in _get_current_function_mode_stack())
+
+
+def register_effectful(operator: Any) -> None:
+    """Have the compiler keep every call of an operator, in order, whatever its results are for."""
+    effects._register_effectful_op(operator, _EFFECT.ORDERED)
+
+
+def run_uncompiled(function: Any) -> Any:
+    """Have the compiler leave a function and what it calls alone where it is run, not traced.
+
+    Hooks of a compiled module's root run beside the graph, but under the compiler's eyes.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def has_compiled_code() -> bool:
+    """Tell whether anything was compiled in this process, by `torch.compile` or the like."""
+    convert = sys.modules.get("torch._dynamo.convert_frame")
+    return convert is not None and bool(convert.input_codes.seen)
+
+
+def is_recomputed() -> bool:
+    """Tell whether the compiler is making the graph of a region whose forward runs again.
+
+    In torch 2.11 it marks what comes from such a region, later a mode says so while it is traced.
+    """
+    if fx_traceback.current_meta.get("recompute") is not None:
+        return True
+    return any(
+        type(mode).__name__ == "_CachingTorchDispatchMode"
+        for mode in _python_dispatch._get_current_dispatch_mode_stack()
+    )
+
+
+def save_in_checkpoint(operator: Any) -> None:
+    """Have the result of the latest call of an operator kept for backward, and not made again."""
+    mode = proxy_tensor.get_proxy_mode()
+    if mode is None:
+        return
+    for node in reversed(mode.tracer.graph.nodes):
+        if node.target is operator:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            return

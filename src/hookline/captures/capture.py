@@ -23,6 +23,7 @@ from hookline.captures.listening import (
     StopForward,
 )
 from hookline.captures.reporting import make_report
+from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import Which, check_leaf, check_which
 from hookline.hooks.refusals import attachable, leave_out_lazy
 
@@ -51,6 +52,7 @@ def capture(
     stop: bool = False,
     before_edits: bool = False,
     this_thread: bool = False,
+    compiled: Compiled = "graph",
 ) -> Capture:
     """Keep the values of named sites while a `with` block runs.
 
@@ -73,14 +75,18 @@ def capture(
         keep_graph: keep tensors with their graph instead of detached.
         clone: copy each tensor; `"auto"` copies where something may overwrite it. A value that was
             overwritten all the same raises when it is read.
-        device: move what is kept there.
+        device: move what is kept there. From a GPU to `"cpu"` it travels beside the model's own
+            work; who reads a value waits for it.
         dtype: keep it as this type.
         select: an index (`(slice(None), -1)`) or a function of a tensor; the rest is not held.
         reduce: a function of a tensor, or `mean`, `std`, `norm`, `absmax`, `min`, `max`, `sum`.
-        max_bytes: raise `hl.OutOfBudget` before more than this is held.
+        max_bytes: raise `hl.OutOfBudget` before more than this is held. Where memory itself runs
+            out, `hl.OutOfMemory` is raised and what was captured is let go.
         stop: end the forward, and the block, once every site was captured.
         before_edits: see values as they are before edits at the same site.
         this_thread: ignore what runs in other threads.
+        compiled: `"graph"` captures inside the graphs of a compiled model, `"eager"` runs it
+            without them meanwhile.
     """
     return Capture(
         model,
@@ -104,6 +110,7 @@ def capture(
         stop=stop,
         before_edits=before_edits,
         this_thread=this_thread,
+        is_eager=check_compiled(compiled),
     )
 
 
@@ -130,6 +137,7 @@ class Capture:
         stop: bool,
         before_edits: bool,
         this_thread: bool,
+        is_eager: bool,
     ) -> None:
         self._model = model
         self._keeper = Keeper(**options)
@@ -142,6 +150,7 @@ class Capture:
         self._stop = stop
         self._stage = 0 if before_edits else 2
         self._this_thread = this_thread
+        self._is_eager = is_eager
         if stop and grads:
             raise ValueError(
                 "stop=True ends the forward early, so there is no loss to take gradients of; "
@@ -240,7 +249,9 @@ class Capture:
         return captured
 
     def _make_session(self) -> CaptureSession:
-        session = CaptureSession(self._tree, "hl.capture", this_thread=self._this_thread)
+        session = CaptureSession(
+            self._tree, "hl.capture", this_thread=self._this_thread, is_eager=self._is_eager
+        )
         session.is_reusable = True
         session.keeper = self._keeper
         session.visits = self._visits

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookline._errors import OutOfBudget, UnsupportedModel
 from hookline._torch import is_capturing_cuda_graph, is_functorch_active, unwrap_functorch
 from hookline.addresses import is_inside, parse_port
+from hookline.captures.transfers import Transfer, Transfers, can_travel
 
 Clone = bool | Literal["auto"]
 Reduce = str | Callable[[Tensor], Tensor] | None
@@ -64,12 +65,27 @@ def was_overwritten(module: nn.Module, port: str) -> bool:
 class Kept:
     """One tensor as it was kept, with the version it had."""
 
-    __slots__ = ("__weakref__", "is_in_graph", "tensor", "version")
+    __slots__ = ("__weakref__", "is_in_graph", "is_read", "tensor", "transfer", "version")
 
-    def __init__(self, tensor: Tensor, is_in_graph: bool = False) -> None:
+    def __init__(
+        self, tensor: Tensor, is_in_graph: bool = False, transfer: Transfer | None = None
+    ) -> None:
         self.tensor = tensor
+        """What is kept; not to be looked into while it is on its way from a device."""
         self.version = tensor._version
         self.is_in_graph = is_in_graph
+        self.transfer = transfer
+        """What brings it to the host; None when it is there."""
+        self.is_read = False
+        """Whether somebody was given the tensor."""
+
+    def arrive(self) -> Tensor:
+        """Give the tensor once it is there, to be looked into."""
+        transfer = self.transfer
+        if transfer is not None:
+            transfer.wait()
+            self.transfer = None
+        return self.tensor
 
     @property
     def is_overwritten(self) -> bool:
@@ -91,6 +107,8 @@ class Keeper:
     """What counts against `max_bytes`, as long as somebody holds it."""
     _change: Callable[[Tensor], Tensor] | None = None
     """Select and reduce in one step; None when values are kept whole."""
+    _transfers: Transfers | None = None
+    """What brings values from a device to the host, where that was asked for."""
 
     def __post_init__(self) -> None:
         reduce = self.reduce
@@ -104,6 +122,9 @@ class Keeper:
         select = self.select
         if self.clone not in (True, False, "auto"):
             raise ValueError(f"clone={self.clone!r} must be True, False or 'auto'")
+        # A copy that autograd knows of has to be one of torch's own.
+        if self.is_for_host and not self.keep_graph:
+            self._transfers = Transfers()
         if select is None and reduce is None:
             return
         steps: list[Callable[[Tensor], Tensor]] = []
@@ -122,6 +143,16 @@ class Keeper:
     def copies(self, has_inplace: bool) -> bool:
         """Tell whether every value is copied in a model that has in-place modules or not."""
         return self.clone is True or (self.clone == "auto" and has_inplace and not self.keep_graph)
+
+    @property
+    def is_for_host(self) -> bool:
+        """Whether values are to lie in the host's memory."""
+        return self.device is not None and torch.device(self.device).type == "cpu"
+
+    def rest(self) -> None:
+        """Give back what was only needed while values came in."""
+        if self._transfers is not None:
+            self._transfers.rest()
 
     @property
     def is_plain(self) -> bool:
@@ -151,14 +182,20 @@ class Keeper:
         if is_functorch_active():
             value = unwrap_functorch(value)
         shares_memory = True
+        transfer = None
         if self._change is not None:
             value, shares_memory = self._reduced(value, where)
-        if self.device is not None or self.dtype is not None:
-            moved = value.to(device=self.device, dtype=self.dtype)
-            shares_memory = shares_memory and moved is value
-            value = moved
         if self.max_bytes is not None:
             self._spend(value, where)
+        if self._transfers is not None and can_travel(value):
+            value, transfer = self._transfers.bring(value, self.dtype)
+            shares_memory = False
+        elif self.device is not None or self.dtype is not None:
+            # Parameters that are loaded for each call have no data in between.
+            device = None if value.is_meta else self.device
+            moved = value.to(device=device, dtype=self.dtype)
+            shares_memory = shares_memory and moved is value
+            value = moved
         if value.is_inference():
             with torch.inference_mode(False):
                 value = value.clone()
@@ -166,7 +203,7 @@ class Keeper:
             value = value.clone()
         if self.max_bytes is not None:
             self._held.append((weakref.ref(value), value.numel() * value.element_size()))
-        return Kept(value, self.keep_graph)
+        return Kept(value, self.keep_graph, transfer)
 
     def _reduced(self, value: Tensor, where: Callable[[], str]) -> tuple[Tensor, bool]:
         assert self._change is not None
@@ -188,7 +225,7 @@ class Keeper:
         return new, whole
 
     def _spend(self, value: Tensor, where: Callable[[], str]) -> None:
-        size = value.numel() * value.element_size()
+        size = value.numel() * (self.dtype or value.dtype).itemsize
         assert self.max_bytes is not None
         self._held = [one for one in self._held if one[0]() is not None]
         used = sum(held for _, held in self._held)

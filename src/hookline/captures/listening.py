@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._errors import NoSuchSite, UnsupportedModel
+from hookline._errors import NoSuchSite, OutOfMemory, UnsupportedModel
 from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
 from hookline.captures.foreseeing import may_change
 from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwritten
-from hookline.captures.records import Place, VisitRecord
+from hookline.captures.records import Place, VisitRecord, once_backward_ends
+from hookline.captures.shortage import explain_shortage, is_out_of_memory
 from hookline.hooks.arguments import bind
+from hookline.hooks.ears import ListenerEar, VisitEar
 from hookline.hooks.functions import Which, is_among
+from hookline.hooks.operators import Ear
+from hookline.hooks.operators import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
+from hookline.hooks.traced import TracedEar
 from hookline.hooks.variables import log_value
 from hookline.hooks.visits import At, Call, Listener, LogEntry, Station, Visit, describe
 
@@ -69,6 +74,7 @@ class CaptureSession(Session):
 
     def close(self) -> None:
         super().close()
+        self.keeper.rest()
         self.log = None
         for listener in self.listeners:
             if isinstance(listener, CaptureListener):
@@ -83,6 +89,25 @@ class CaptureSession(Session):
             captured.calls  # noqa: B018  puts the log in order first
         assert visit.index is not None
         return captured.record(place, visit.call.index, visit.index)
+
+    def keep(
+        self, tensor: Tensor, where: Callable[[], str], *, copy: bool, alias: bool = True
+    ) -> Kept:
+        """Keep one tensor as the options say; let go of all where memory runs out."""
+        try:
+            return self.keeper.keep(tensor, where, copy=copy, alias=alias)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            captured = self.captured()
+            held = 0 if captured is None else captured.nbytes
+            to_host = self.keeper.is_for_host
+            text = explain_shortage(error, tensor, where=where(), held=held, to_host=to_host)
+            if captured is not None:
+                captured.clear()
+                captured.index.lost = text
+            # No name for the error: it would hold this frame, and with it the tensor, in a cycle.
+            raise OutOfMemory(text) from error
 
     def wants(self, visit: Visit) -> bool:
         """Tell whether a visit is one of those asked for."""
@@ -214,7 +239,7 @@ class CaptureListener(Listener):
                 self.no_leaf(visit, tree)
                 return
         if isinstance(tree, Tensor):
-            kept = self.session.keeper.keep(tree, self.where, copy=self.copy)
+            kept = self.session.keep(tree, self.where, copy=self.copy)
             record.kept[port, leaf] = kept
             record.trees[port, leaf] = kept.tensor
         else:
@@ -226,7 +251,7 @@ class CaptureListener(Listener):
                 kept = seen.get(id(tensor))
                 if kept is None:
                     where = partial(record.address, port, path)
-                    kept = self.session.keeper.keep(tensor, where, copy=self.copy)
+                    kept = self.session.keep(tensor, where, copy=self.copy)
                     seen[id(tensor)] = kept
                 record.kept[port, path] = kept
                 return kept.tensor
@@ -274,11 +299,51 @@ class CaptureListener(Listener):
             return grad
         record = session.record(visit, self.place)
         if record is not None:
-            keeper = session.keeper
             where = partial(record.address, port, leaf, is_grad=True)
-            kept = keeper.keep(flowed, where, copy=keeper.clone is True, alias=False)
+            copy = session.keeper.clone is True
+            kept = session.keep(flowed, where, copy=copy, alias=False)
             record.add_gradient(port, leaf, task, kept)
         return grad
+
+    def make_ear(
+        self, device: torch.device, visits: VisitEar | None
+    ) -> tuple[Ear | None, TracedEar]:
+        assert visits is not None
+        ear = ListenerEar(device, self, visits)
+        traced = TracedEar(ear.key, leaf=self.leaf, values=self.values, gradients=self.gradients)
+        return ear, traced
+
+    def on_delivery(self, visit: Visit, place: Delivered, value: Tensor) -> None:
+        record = self.session.record(visit, self.place) if self.session.wants(visit) else None
+        if record is None:
+            return
+        port, leaf = place.port, place.leaf
+        where = partial(record.address, port, leaf)
+        kept = self.session.keep(value, where, copy=True)
+        record.kept[port, leaf] = kept
+        root = leaf[: len(self.leaf)]
+        if root != self.leaf:
+            record.spellings[port, self.leaf] = root
+        so_far = record.trees.get((port, root))
+        record.trees[port, root] = _grow(so_far, leaf[len(root) :], kept.tensor)
+        self.fired += 1
+        self.heard = True
+        if self.session.awaited is not None:
+            self._stop_when_enough(visit)
+
+    def on_delivered_gradient(
+        self, visit: Visit, place: Delivered, grad: Tensor, task: int
+    ) -> None:
+        if not self.session.wants(visit):
+            return
+        record = self.session.record(visit, self.place)
+        if record is not None:
+            self.received += 1
+            self.session.saw_backward = True
+            port, leaf = place.port, place.leaf
+            where = partial(record.address, port, leaf, is_grad=True)
+            kept = self.session.keep(grad, where, copy=True)
+            record.add_gradient(port, leaf, task, kept)
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         self.grad_reasons[reason] = self.grad_reasons.get(reason, 0) + 1
@@ -295,6 +360,21 @@ class CaptureListener(Listener):
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
                 f"Tensors there: {', '.join(there) or 'none'}."
             )
+
+
+def _grow(tree: Any, path: Path, item: Any) -> Any:
+    """Give a tree with one more item: a graph delivers a nested value tensor by tensor."""
+    if not path:
+        return item
+    key, rest = path[0], path[1:]
+    if isinstance(key, str):
+        named = dict(tree or {})
+        named[key] = _grow(named.get(key), rest, item)
+        return named
+    items = list(tree or ())
+    items += [None] * (key + 1 - len(items))
+    items[key] = _grow(items[key], rest, item)
+    return tuple(items)
 
 
 class AsideListener(Listener):
@@ -320,13 +400,17 @@ class AsideListener(Listener):
         output = self.output
 
         def keep(path: Path, tensor: Tensor) -> Tensor:
-            kept = self.session.keeper.keep(tensor, output.where, copy=output.copy)
+            kept = self.session.keep(tensor, output.where, copy=output.copy)
             held[path] = kept
             return kept.tensor
 
         tree = _trees.freeze(bind(module, args, kwargs), keep)
         captured.aside[output.place.names[0], visit.call.index, visit.index] = (tree, held)
         return args, kwargs
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[None, None]:
+        # In a graph nothing can be kept aside for nothing: what comes in is asked for or not.
+        return None, None
 
 
 def is_special(tensor: Tensor) -> bool:
@@ -361,15 +445,17 @@ class ParameterCapture(ParameterListener):
         captured = self.session.captured()
         if captured is None or not is_among(visit.call.index, self.session.which_calls):
             return
-        keeper = self.session.keeper
-        copy = copy if keeper.clone == "auto" else keeper.clone
+        clone = self.session.keeper.clone
+        copy = copy if clone == "auto" else clone
         with torch.no_grad():
-            kept = keeper.keep(value, lambda: self.address, copy=copy)
+            kept = self.session.keep(value, lambda: self.address, copy=copy)
         record = captured.parameter(visit.call.index, self.site.names)
         if is_grad:
             self.session.saw_backward = True
             record.grad = kept
             if record.value is not None and record.value.tensor.shape == kept.tensor.shape:
                 record.value.tensor.grad = kept.tensor
+                if record.value.is_read:
+                    once_backward_ends(kept.arrive)
         else:
             record.value = kept

@@ -31,6 +31,8 @@ class Index:
         self.names: dict[str, str] = {}
         """Every name that was asked for, with the one results are kept under."""
         self.report: Report | None = None
+        self.lost = ""
+        """Why all that was captured is gone; empty when nothing was lost."""
 
     def explain_missing(
         self, path: str, call: int | None = None, inside: object = ""
@@ -41,6 +43,7 @@ class Index:
             why = ""
             if self.report is not None:
                 why = self.report.why(self.names[path] + str(inside))
+            why = self.lost or why
             when = "yet" if self.is_open else "in this capture"
             why = why or ("Nothing came there." if inside else "It did not run.")
             return NotCaptured(f"`{path}{inside}` has no value{where} {when}. {why}")

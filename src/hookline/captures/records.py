@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from hookline import _trees
 from hookline._errors import NotCaptured, Overwritten
+from hookline._torch import at_end_of_backward, graph_task_id
 from hookline._trees import Path
 from hookline.addresses import Inside, format_leaf, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
@@ -76,6 +78,7 @@ class VisitRecord:
         "__weakref__",
         "aside",
         "call",
+        "coming",
         "grads",
         "kept",
         "module",
@@ -101,6 +104,8 @@ class VisitRecord:
         """Each tensor in those trees, by its full path."""
         self.grads: dict[tuple[str, Path], dict[int, Kept]] = {}
         """The gradients of each tensor, by backward pass."""
+        self.coming: list[tuple[str, Kept, Kept]] = []
+        """Gradients on their way from a device: the port, the value, and the gradient."""
         self.spellings: dict[tuple[str, Path], Path] = {}
         """Leaves that were asked for by position, as the value itself spells them."""
         self.reasons: dict[tuple[str, Path | None], str] = {}
@@ -148,8 +153,23 @@ class VisitRecord:
         passes = self.grads.setdefault((port, leaf), {})
         passes[task] = kept
         value = self.kept.get((port, leaf))
-        if value is not None:
+        if value is None:
+            return
+        if kept.transfer is None:
             show_gradient(value, kept.tensor)
+            return
+        self.coming.append((port, value, kept))
+        if value.is_read:  # somebody looks at the value's `.grad` without asking here again
+            once_backward_ends(partial(self._await_gradients, port))
+
+    def _await_gradients(self, port: str) -> None:
+        """Show the gradients of a port that were on their way."""
+        for _ in range(len(self.coming)):
+            one = self.coming.pop(0)
+            if one[0] == port:
+                show_gradient(one[1], one[2].arrive())
+            else:
+                self.coming.append(one)
 
     def value(self, port: str, leaf: Path) -> Any:
         """Give a captured value; raise if it is not there or no longer what flowed."""
@@ -182,8 +202,14 @@ class VisitRecord:
         )
 
     def _check_whole(self, port: str, leaf: Path) -> None:
+        if self.coming:
+            self._await_gradients(port)
         for (where, path), kept in self.kept.items():
-            if where == port and path[: len(leaf)] == leaf and kept.is_overwritten:
+            if where != port or path[: len(leaf)] != leaf:
+                continue
+            kept.arrive()
+            kept.is_read = True
+            if kept.is_overwritten:
                 self.remember_overwritten()
                 raise Overwritten(
                     f"`{self.address(port, path)}` (call {self.call}, visit {self.visit}) was "
@@ -269,20 +295,28 @@ class VisitRecord:
                     f"`{self.address(port, path, is_grad=True)}` was changed in place after it "
                     "flowed. Capture with clone=True."
                 )
-        total = passes[0].tensor
+        total = passes[0].arrive()
         for kept in passes[1:]:
-            total = total + kept.tensor
+            total = total + kept.arrive()
         return total
 
 
 def show_gradient(value: Kept, grad: Tensor) -> None:
     """Show a gradient as `.grad` of the captured tensor; several passes add up as on any tensor."""
-    tensor = value.tensor
+    tensor = value.arrive()
     if value.is_in_graph and tensor.is_leaf:
         return  # autograd fills it itself
     if tensor.shape == grad.shape and tensor.dtype == grad.dtype:
         held = tensor.grad
         tensor.grad = grad if held is None else held + grad
+
+
+def once_backward_ends(call: Callable[[], object]) -> None:
+    """Call this when the backward pass that runs now has ended, or at once where none runs."""
+    if graph_task_id() == -1:
+        call()
+    else:
+        at_end_of_backward(call)
 
 
 class ParameterRecord:
@@ -312,4 +346,7 @@ class ParameterRecord:
             raise Overwritten(
                 f"`{address}` was changed in place after it was captured. Pass clone=True."
             )
-        return kept.tensor
+        kept.is_read = True
+        if self.grad is not None:  # it may be the value's `.grad`
+            self.grad.arrive()
+        return kept.arrive()

@@ -47,8 +47,8 @@ def tabulate(captured: Captured) -> Table:
             if kept is not None:
                 when: list[object] = [call.number] * several_calls
                 when += [""] * several_visits
-                value = parameter.value.tensor if parameter.value else None
-                grad = parameter.grad.tensor if parameter.grad else None
+                value = parameter.value.arrive() if parameter.value else None
+                grad = parameter.grad.arrive() if parameter.grad else None
                 look = [_shape(kept.tensor), str(kept.tensor.dtype)[6:]]
                 rows.append([name, "parameter", *when, *look, _norm(value), _norm(grad)])
         for record in call.records.values():

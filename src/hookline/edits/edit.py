@@ -16,6 +16,7 @@ from hookline.addresses import Selector, Site, format_place, resolve
 from hookline.addresses.pattern import escape
 from hookline.edits.actions import Action
 from hookline.edits.skipping import Skip, SkipListener
+from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import FunctionListener, Which, attach_function, check_which
 from hookline.hooks.idleness import why_idle
 from hookline.hooks.reasons import swap_notes, why_not_called
@@ -162,6 +163,7 @@ def edit(
     prepend: bool = False,
     second_order: bool = False,
     this_thread: bool = False,
+    compiled: Compiled = "graph",
 ) -> EditHandle:
     """Change values and gradients at named sites, until the handle is removed.
 
@@ -175,6 +177,10 @@ def edit(
 
     `visits` and `calls` limit all edits; `action.where(...)` limits one. At one site, edits run in
     the order they were attached; captures and hooks see the result.
+
+    In a compiled model actions become a part of its graphs. What takes Python at run time (a
+    function, `visits`, `calls`, `noise`) needs `compiled="eager"`, which runs the model without
+    its graphs as long as the edits are attached.
     """
     if isinstance(edits, (str, Action, Skip)) or not isinstance(edits, Iterable):
         raise TypeError(
@@ -187,7 +193,8 @@ def edit(
     if not pairs:
         raise ValueError("there is nothing to edit: give {address: action}")
     purpose = f"hl.edit({', '.join(str(where) for where, _ in pairs)})"
-    session = Session(model, purpose[:80], this_thread=this_thread)
+    is_eager = check_compiled(compiled)
+    session = Session(model, purpose[:80], this_thread=this_thread, is_eager=is_eager)
     assert session.tree is not None
     applied: list[_Applied] = []
     skips: list[SkipListener] = []

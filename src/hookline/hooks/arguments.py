@@ -101,3 +101,9 @@ def known_names(module: nn.Module) -> tuple[str, ...] | None:
         return None
     rest = (names.rest,) if names.rest else ()
     return (*names.positional, *rest, *names.keyword)
+
+
+def positional_names(module: nn.Module) -> tuple[tuple[str, ...], str]:
+    """List the names of the arguments passed by position, and give that of those after them."""
+    names = _signature(module)
+    return names.positional, names.rest or "args"

@@ -18,6 +18,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from hookline._errors import UnsupportedModel
+from hookline._torch import has_compiled_code
 from hookline.addresses.variables import forward_place
 from hookline.hooks import operations
 from hookline.hooks.refusals import generator_kind, refuse_tracing
@@ -90,7 +91,7 @@ class StandIn:
         plan = self._junction.plan.inside
         has_end = self._junction.quick is None
         kind = (plan.variables, bool(plan.operations), bool(self.skips), has_end)
-        if not any(kind[:3]):
+        if not any(kind[:3]) and not has_compiled_code():
             self.restore()
             return
         attributes = self._module.__dict__
@@ -213,6 +214,8 @@ class StandIn:
             taps.name(table)
         code = getattr(unwrap(inner)[-1], "__code__", None)
         outer: Any = inner
+        if takes_self and not (variables or has_operations or has_skips):
+            return MethodType(inner, module), code  # there only to be noticed by compiled graphs
         if not takes_self or has_operations or has_skips:
             outer = functools.wraps(getattr(original, "__func__", original))(
                 self._stand_in(inner, takes_self, has_operations)

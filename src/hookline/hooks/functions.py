@@ -15,6 +15,7 @@ from hookline.addresses import Selector, Site, format_leaf, parse_port, resolve
 from hookline.addresses.variables import forward_of
 from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
+from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
@@ -320,6 +321,7 @@ def hook(
     keep_graph: bool = False,
     second_order: bool = False,
     this_thread: bool = False,
+    compiled: Compiled = "graph",
 ) -> Handle:
     """Attach `function(value, at)` to every site that `where` names.
 
@@ -332,6 +334,8 @@ def hook(
     At one site, observers with `before_edits=True` run first, then edits in the order they were
     attached (`prepend=True`: before those attached earlier), then all other observers.
     `model=None` means every module of every model; `where` is then `"**"`, a class or a predicate.
+    A function cannot run inside a graph that `torch.compile` made: with `compiled="eager"` the
+    model is run without its graphs as long as the hook is attached.
 
         handle = hl.hook(model, "fc1:output.grad", lambda grad, at: print(at.address, grad.norm()))
         handle.remove()
@@ -356,7 +360,12 @@ def hook(
                 FunctionListener(session, station, site, function, **options)
             ],
         )
-    session = Session(model, f"hl.hook({_show(where)})", this_thread=this_thread)
+    session = Session(
+        model,
+        f"hl.hook({_show(where)})",
+        this_thread=this_thread,
+        is_eager=check_compiled(compiled),
+    )
     assert session.tree is not None
     sites = leave_out_lazy(resolve(session.tree, where))
     attach_function(session, sites, function, prepend=prepend, **options)

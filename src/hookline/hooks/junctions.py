@@ -25,6 +25,7 @@ from hookline import _trees
 from hookline._torch import (
     add_forward_hooks,
     graph_task_id,
+    has_compiled_code,
     is_functorch_active,
     move_forward_hooks_last,
     remove_forward_hooks,
@@ -33,10 +34,12 @@ from hookline._torch import (
 from hookline.addresses.variables import forward_of
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced
 from hookline.hooks.forwards import Skipping, StandIn
 from hookline.hooks.frames import CALL_CODE, Frame, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
 from hookline.hooks.module_hooks import PostHook, PreHook
+from hookline.hooks.operators import ease_tracing
 from hookline.hooks.plans import NOTHING, Plan
 from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.variables import Callees
@@ -67,6 +70,8 @@ class Junction:
         "plan",
         "quick",
         "ran",
+        "traced",
+        "wiring",
     )
 
     def __init__(self, module: nn.Module) -> None:
@@ -90,6 +95,10 @@ class Junction:
         """Where forward is a generator: what was begun, by the Python frame that will run it."""
         self.ran: set[str] = set()
         """The operations that the module's own forward was seen to call, none of them asked for."""
+        self.wiring: Wiring | None = None
+        """Who hears for the listeners inside compiled graphs; None where there can be none."""
+        self.traced: Any = UNREADY
+        """What the compiler traces in the place of the hooks."""
         self.looks: dict[str, int] = {}
         """How often it was looked up whose an operation is."""
 
@@ -111,6 +120,7 @@ class Junction:
     def _stand(self) -> None:
         """Exchange the module's forward if something inside it is asked for, or back; hooks too."""
         inside = self.plan.inside
+        self.wire()
         if self._stand_in is None and (inside.variables or inside.operations):
             self._stand_in = StandIn(self, self.module)
             self.lazy = {} if generator_kind(self.module) is not None else None
@@ -127,15 +137,42 @@ class Junction:
             if self._key == -1:
                 self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
                 self._has_pre_hook = True
+            self._post_hook().hear = None  # what is asked may have changed
             self.need_pre_hook(self.plan.light is None or not self.plan.light[2].is_light)
+        if self._stand_in is None and has_compiled_code():
+            # A graph that was compiled without hooks would go on without them, in silence. It
+            # knows that the module has no forward of its own, and is left alone when it has one.
+            self._stand_in = StandIn(self, self.module)
         if self._stand_in is not None:
             self._stand_in.update()
 
+    def wire(self) -> None:
+        """Make ready to be traced, where that can happen."""
+        sessions = [session for session, _ in self._stations]
+        if may_be_traced() or any(one.is_lasting for one in sessions):
+            ease_tracing()
+            if self.wiring is None or not self.wiring.serves(self.module, self.plan):
+                self.wiring = Wiring(self.module, self.plan)
+                self.traced = self.wiring.traced
+        else:
+            self.wiring, self.traced = None, UNREADY
+
     def need_pre_hook(self, is_needed: bool) -> None:
-        """Have the pre hook on the module, or do without: it costs as much as the other."""
-        if self._key != -1 and is_needed != self._has_pre_hook:
+        """Have the pre hook on the module, or do without, in which case the other is short too."""
+        if self._key == -1:
+            return
+        if is_needed != self._has_pre_hook:
             set_forward_pre_hook(self.module, self._key, PreHook(self) if is_needed else None)
             self._has_pre_hook = is_needed
+        light, post = self.plan.light, self._post_hook()
+        if is_needed or light is None:
+            post.hear = None
+        elif post.hear is None and not any(self.frames.values()):
+            post.hear = light[2].make_light_ear()
+
+    def _post_hook(self) -> PostHook:
+        hook: Any = self.module._forward_hooks[self._key]
+        return hook
 
     def _is_plain(self) -> bool:
         """Tell whether no frame is needed: no edits, no ends, no other functions, no recursion."""
@@ -203,7 +240,8 @@ class Junction:
         self._stations, self._listeners, self.plan = [], [], NOTHING
         if self._stand_in is not None:
             self._stand_in.dispose()
-        self._stand_in = self._callees = self.lazy = self.quick = None
+        self._stand_in = self._callees = self.lazy = self.quick = self.wiring = None
+        self.traced = UNREADY
 
     @property
     def callees(self) -> Callees:

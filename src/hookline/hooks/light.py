@@ -1,17 +1,20 @@
-"""The short way of a gradient to a listener that wants neither the visit nor a frame.
+"""The short way of an output and its gradient to a listener that wants neither visit nor frame.
 
-It is for those who listen at every module of every step: a tensor hook that calls them, and for a
-view one that first looks whether its memory was changed.
+It is for those who listen at every module of every step. What most outputs take is one function
+that has everything at hand; what is seldom goes the longer way, `hear_lightly`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
 
 from hookline._torch import (
     CreationMeta,
@@ -25,11 +28,14 @@ from hookline.hooks import checkpoints
 from hookline.hooks.caution import maker_of
 from hookline.hooks.frames import versions
 from hookline.hooks.gradients import NodeRelay, ears_for, wire_one, wire_outputs, witness_of
-from hookline.hooks.refusals import refuse_tracing
-from hookline.hooks.visits import Listener, Station, Visit
+from hookline.hooks.visits import GradientHook, Listener, Station, Visit
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
+
+Light = tuple["Session", Station, Listener]
+"""The only one who listens at a module: see `Plan.light`."""
+
 
 
 class LightRelay:
@@ -65,8 +71,40 @@ class LightViewRelay(LightRelay):
             self.listener.hooks_views = False
 
 
+_LINEAR = nn.Linear.forward
+_latest: list[Callable[[], Tensor | None]] = [lambda: None]
+"""The view that a linear layer returned last, a hook being on what it shows."""
+
+
+def hook_output(module: nn.Module, output: Tensor, hook: GradientHook) -> bool:
+    """Put a hook on a module's output, in the fewest steps; false where it takes more."""
+    node: Any = output.grad_fn  # read before a hook is put there: on a stale view that crashes
+    base = output._base
+    if base is not None:
+        if type(module).forward is _LINEAR and base.numel() == output.numel():
+            # On what its own node made, it hears all, whatever is done to the view.
+            _latest[0] = ref(output)
+            output, node = base, base.grad_fn
+        elif _latest[0]() is output and base._backward_hooks is not None:
+            output = base  # the very view, handed on by the module around
+        else:
+            return False
+    if node is None:
+        return False
+    hooks: Any = output._backward_hooks
+    if hooks is None:
+        output._backward_hooks = hooks = OrderedDict()
+        node._register_hook_dict(output)
+        hooks[-1] = hook  # a number that no handle of torch's has
+    else:
+        key = RemovableHandle.next_id
+        RemovableHandle.next_id = key + 1
+        hooks[key] = hook
+    return True
+
+
 def hear_lightly(
-    light: tuple[Session, Station, Listener],
+    light: Light,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -78,8 +116,6 @@ def hear_lightly(
     of a reentrant checkpoint ran without grad; any other recompute has saved-tensor hooks of its
     own, and its graph is never used.
     """
-    if is_compiling():
-        refuse_tracing()
     session, station, listener = light
     if not session.is_open:
         return output
@@ -98,7 +134,19 @@ def hear_lightly(
         call = session.active.get(get_ident())
         is_inside = call is not None and call.depth > 0 and call.grad_at_start
         listener.on_light(output, has_grad=has_grad or is_inside)
-    if not has_grad or not output.requires_grad:
+    return wire_lightly(light, module, args, kwargs, output) if has_grad else output
+
+
+def wire_lightly(
+    light: Light,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Tensor,
+) -> Tensor:
+    """Have a listener told of the gradient of an output; give the output that flows on."""
+    session, station, listener = light
+    if not session.is_open or not output.requires_grad:
         return output
     if output.is_leaf or is_functorch_active():
         return wire_one(output, listener, Visit(station, session.latest_call(), None), {})

@@ -8,14 +8,13 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
-from hookline._torch import graph_task_id
+from hookline._torch import graph_task_id, run_uncompiled
 from hookline.hooks.frames import CALL_CODE
-from hookline.hooks.light import hear_lightly
-from hookline.hooks.refusals import refuse_tracing
-from hookline.hooks.visits import Visit
+from hookline.hooks.light import hear_lightly, hook_output, wire_lightly
+from hookline.hooks.visits import LightEar, Visit
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -53,13 +52,14 @@ def forget_hook(module: nn.Module, *_: Any) -> None:
 class PreHook(ModuleHook):
     __slots__ = ()
 
+    @run_uncompiled
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
         if kwargs is None:  # another thread is putting it there, or taking it away
             return None
         if is_compiling():
-            refuse_tracing()
+            return self.junction.traced.enter(args, kwargs)
         junction = self.junction
         solo = junction.plan.solo
         if solo is not None and graph_task_id() == -1:
@@ -84,12 +84,33 @@ class PreHook(ModuleHook):
 
 
 class PostHook(ModuleHook):
-    __slots__ = ()
+    __slots__ = ("hear",)
 
+    def __init__(self, junction: Junction) -> None:
+        super().__init__(junction)
+        self.hear: LightEar | None = None
+        """Who hears outputs that are tensors, where nothing else has to be known of a call."""
+
+    @run_uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
         if len(given) == 1:  # another thread is putting it there, or taking it away
             return None
         kwargs, output = given
+        if is_compiling():
+            return self.junction.traced.leave(output)
+        hear = self.hear
+        if (
+            hear is not None
+            and type(output) is Tensor
+            and graph_task_id() == -1
+            and is_grad_enabled()
+        ):
+            hook = hear(output)
+            if hook is None or not hook_output(module, output, hook):
+                light = self.junction.plan.light
+                new = wire_lightly(light, module, args, kwargs, output)
+                return None if new is output else new
+            return None
         # Torch calls it from another function when the forward raised; the output is None then.
         has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
         junction = self.junction
@@ -111,8 +132,7 @@ class PostHook(ModuleHook):
             if has_raised:
                 return None
             new = hear_lightly(light, module, args, kwargs, output)
-            if not light[2].is_light:
-                junction.need_pre_hook(True)
+            junction.need_pre_hook(not light[2].is_light)
             return None if new is output else new
         bare = junction.plan.bare_root
         if bare is not None and not junction.frames.get(get_ident()):

@@ -33,14 +33,6 @@ def refuse_running(module: nn.Module, path: str) -> None:
             "on it do not run where the script calls it. Attach to the model as it was before "
             "torch.jit.script or torch.jit.trace."
         )
-    if module._compiled_call_impl is None and not _torch.is_compiled(module):
-        return
-    if not _torch.is_compile_forced_eager():
-        raise UnsupportedModel(
-            f"{_show(path)} ({type(module).__qualname__}) is compiled: torch.compile would skip "
-            "the hooks in silence. Attach and call it eagerly: "
-            'with torch.compiler.set_stance("force_eager"): ...'
-        )
 
 
 def generator_kind(module: nn.Module) -> str | None:

@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hookline._errors import SessionError
-from hookline._torch import top_saved_tensor_hooks
+from hookline._errors import SessionError, UnsupportedModel
+from hookline._torch import is_compile_forced_eager, is_compiled, top_saved_tensor_hooks
 from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.aliases import Audit
+from hookline.hooks.eagerly import stance
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
 from hookline.hooks.parameters import LazyStart, ParameterListener
@@ -53,11 +54,25 @@ class Session:
     hears_leaving = False
     """Whether its listeners inside a forward are to be told when that is over."""
 
+    is_eager = False
+    """Whether compiled models run without their graphs while it is open."""
+
+    is_lasting = False
+    """Whether it stays for long, so that it is ready for a compiler that may come."""
+
+    needs_visits = True
+    """Whether its listeners ask which execution a value is of, also inside compiled graphs."""
+
     parameter_order: tuple[int, int] = (2, 0)
     """When its parameters get their turn as a call begins, as listeners do at one site."""
 
     def __init__(
-        self, model: nn.Module | ModuleTree, purpose: str, *, this_thread: bool = False
+        self,
+        model: nn.Module | ModuleTree,
+        purpose: str,
+        *,
+        this_thread: bool = False,
+        is_eager: bool = False,
     ) -> None:
         self.tree: ModuleTree | None = model if isinstance(model, ModuleTree) else attachable(model)
         self.purpose = purpose
@@ -76,7 +91,10 @@ class Session:
         self._thread: int | None = None
         self._listeners: dict[Station, list[Listener]] = {}
         self._stations: dict[int, Station] = {}
-        self.trails = Trails(self.tree, refuse_running)
+        self.is_eager = is_eager
+        self._regions_compiled: list[tuple[str, bool]] = []
+        """Paths where compiled graphs begin, and whether the module there is inside itself."""
+        self.trails = Trails(self.tree, self._check)
         """The way to each station, to notice modules that are exchanged."""
         self._junctions: list[tuple[Junction, nn.Module]] = []
         self._parameters: list[ParameterListener] = []
@@ -91,6 +109,7 @@ class Session:
         assert root is not None
         station = self._stations[id(root.module)] = Station(root.names, root.module, True)
         self._listeners[station] = []
+        self.trails.add("")
 
     def __repr__(self) -> str:
         return self.purpose
@@ -128,6 +147,23 @@ class Session:
             station = self._stations[id(module)] = Station(names, module, False)
             self._listeners[station] = []
         return station
+
+    def _check(self, module: nn.Module, path: str) -> None:
+        """Look at a module on the way to a station."""
+        refuse_running(module, path)
+        if is_compiled(module):
+            self._regions_compiled.append((path, module._compiled_call_impl is not None))
+
+    def is_in_graph(self, station: Station) -> bool:
+        """Tell whether a station's module runs inside a compiled graph, as far as is known."""
+        path = station.path
+        for start, has_start in self._regions_compiled:
+            if path == start:
+                if has_start:
+                    return True
+            elif not start or path.startswith(f"{start}."):
+                return True
+        return False
 
     def listen(self, listener: Listener, *, prepend: bool = False) -> None:
         """Add a listener; before the session opens."""
@@ -172,12 +208,23 @@ class Session:
         try:
             for station in self._stations.values():
                 self._attach(station)
+                if self._regions_compiled and not self.is_eager:
+                    self._refuse_in_graph(station)
         except BaseException:
             self._detach()
             raise
         self.is_open = True
+        if self.is_eager:
+            stance.take()
         for parameter in self._parameters:
             parameter.attach()
+
+    def _refuse_in_graph(self, station: Station) -> None:
+        """Raise at once for what would be refused when the graph is traced."""
+        junction = self._junctions[-1][0]
+        refusal = "" if junction.wiring is None else junction.wiring.refusal
+        if refusal and self.is_in_graph(station) and not is_compile_forced_eager():
+            raise UnsupportedModel(refusal)
 
     def _attach(self, station: Station) -> None:
         module = station.module
@@ -201,6 +248,8 @@ class Session:
         if not self.is_open:
             return
         self.is_open = False
+        if self.is_eager:
+            stance.leave()
         self.epoch = None
         self.active.clear()
         for parameter in self._parameters:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from hookline._errors import UnsupportedModel
 from hookline._trees import Path
 from hookline.addresses import Inside, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind, paths
 
 if TYPE_CHECKING:
+    from hookline.hooks.ears import VisitEar
     from hookline.hooks.junctions import Junction
+    from hookline.hooks.operators import Ear, Place
     from hookline.hooks.sessions import Session
 
 
@@ -229,6 +232,12 @@ def describe(visit: Visit, address: str) -> str:
     return f"`{address}`, call {visit.call.index}, {which}{again}"
 
 
+GradientHook = Callable[["Tensor | None"], None]
+"""What is put on a tensor to hear its gradient; None comes where autograd made none."""
+
+LightEar = Callable[[Tensor], GradientHook | None]
+"""What hears an output, and gives what is to hear its gradient."""
+
 LogEntry = tuple[Any, int, int, Any, int, int | None, str]
 """Place, call, visit, a value and its version, None or the backward it is a gradient of; port."""
 
@@ -265,6 +274,8 @@ class Listener:
     """Whether it can do with a tensor and its gradient, whatever the visit: see `on_light`."""
     is_careful = False
     """Whether it would rather hear of no gradient than have the model's differ in the last bit."""
+    hears_begin = False
+    """Whether it is told of executions in compiled graphs as they begin, in `on_begin`."""
     hears_missing = True
     """Whether it is told of tensors without a gradient when another of the port has one."""
 
@@ -361,6 +372,23 @@ class Listener:
     def on_light_gradient(self, grad: Tensor) -> None:
         """Receive its gradient."""
 
+    def make_light_ear(self) -> LightEar:
+        """Make what does the same for the outputs of calls with grad, while the session is open.
+
+        It gives what is to hear the gradient of an output; None where there is none to be heard.
+        """
+        session, epoch = self.session, self.session.epoch
+
+        def hear_gradient(grad: Tensor | None) -> None:
+            if grad is not None and session.epoch is epoch:
+                self.on_light_gradient(grad)
+
+        def hear(output: Tensor) -> GradientHook:
+            self.on_light(output, has_grad=True)
+            return hear_gradient
+
+        return hear
+
     def on_hooked_view(self, leaf: Path, witness: Tensor, version: int) -> None:
         """Learn that a view has a hook; the witness, which shares its version, tells of changes."""
 
@@ -375,6 +403,27 @@ class Listener:
 
     def no_leaf(self, visit: Visit, tree: Any) -> None:
         """Learn that this visit's value has no such leaf."""
+
+    def make_ear(
+        self, device: torch.device, visits: VisitEar | None
+    ) -> tuple[Ear | None, Any]:
+        """Make who hears for it in a compiled graph, and what the compiler traces for that.
+
+        Raises where it cannot be done in a graph.
+        """
+        raise UnsupportedModel(
+            f"{self.session.purpose}: a function of Python's cannot run at `{self.address}` inside "
+            'a graph that torch.compile made. Ask for the model to be run eagerly: compiled="eager"'
+        )
+
+    def on_begin(self, visit: Visit) -> None:
+        """Learn that an execution begins in a compiled graph, whatever the arguments."""
+
+    def on_delivery(self, visit: Visit, place: Place, value: Tensor) -> None:
+        """Receive a tensor from a compiled graph, whose memory is used again at once."""
+
+    def on_delivered_gradient(self, visit: Visit, place: Place, grad: Tensor, task: int) -> None:
+        """Receive a gradient from a compiled graph, whose memory is used again at once."""
 
     @property
     def address(self) -> str:

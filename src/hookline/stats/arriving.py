@@ -20,8 +20,6 @@ class CudaStep:
     """What was measured since the last take, besides the rows in the slots."""
 
     def __init__(self) -> None:
-        self.merged: list[Tensor] = []
-        """Rows that are merged already, of earlier slots."""
         self.sketched: list[int] = []
         self.sketches: list[Tensor] = []
         self.counted: list[int] = []

@@ -21,6 +21,7 @@ from hookline.stats.compiled import KINDS
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Update
 from hookline.stats.preparing import (
     PLAIN,
+    SHORTEST_RUN,
     Prepared,
     find_layout,
     flatten,
@@ -157,7 +158,8 @@ class CpuLog:
         """Measure a tensor that is not simply numbers side by side."""
         # The counts and a wider dtype both need the numbers side by side.
         has_runs = self._library is not None and not extras & _COUNTS and tensor.dtype in KINDS
-        prepared = prepare(tensor, ordered=bool(extras & _SKETCH), runs=has_runs)
+        shortest = SHORTEST_RUN if has_runs else 0
+        prepared = prepare(tensor, ordered=bool(extras & _SKETCH), shortest_run=shortest)
         _check_device(prepared.values)
         with undisturbed():
             row, sketch = self._measure(prepared, extras)
@@ -242,7 +244,11 @@ def _locate(tensor: Tensor, extras: int) -> tuple[int, int, int, tuple[int, int]
         layout = find_layout(tensor.shape, tensor.stride(), bool(extras & _SKETCH))
     except RuntimeError:  # one without memory of its own, such as a sparse one
         return None
-    if layout.repeated or (not layout.is_dense and (layout.run is None or extras & _COUNTS)):
+    if layout.repeated:
+        return None
+    if layout.is_dense:
+        return address, tensor.numel(), kind, None
+    if layout.run is None or layout.run[0] < SHORTEST_RUN or extras & _COUNTS:
         return None
     return address, tensor.numel(), kind, layout.run
 

@@ -21,31 +21,16 @@ from hookline._torch import (
     is_functorch_active,
     raw_cuda_stream,
 )
-from hookline.stats import extra_kernels, kernels
-from hookline.stats.arriving import PARTIAL_WIDTH, CudaStep, CudaTaken
+from hookline.stats import kernels, update_kernels
+from hookline.stats.arriving import CudaStep, CudaTaken
+from hookline.stats.cuda_extras import ExtraKernels
 from hookline.stats.launching import Launcher
-from hookline.stats.logs import BINS, SKETCH_WIDTH, Extras, Taken, Update
-from hookline.stats.preparing import (
-    PLAIN,
-    Prepared,
-    prepare,
-    prepare_update,
-    undisturbed,
-    widen,
-)
+from hookline.stats.logs import Extras, Taken, Update
+from hookline.stats.measuring import LARGE, Measuring, is_direct
+from hookline.stats.preparing import prepare, prepare_update, undisturbed
 from hookline.stats.rows import NAN, POSINF
+from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
 
-_MOST_PROGRAMS = 256
-"""Partial rows of one tensor: about two programs for each multiprocessor of a large GPU."""
-
-_SLOTS = 512
-"""Tensors measured before their partial rows are merged: 8 MiB of them."""
-
-_SLOT_BYTES = _MOST_PROGRAMS * PARTIAL_WIDTH * 8
-_LARGE = 1 << 31
-
-_BLOCK = 1024
-_UNROLL = 8
 TOGETHER = 8
 """How many tensors one launch can measure."""
 
@@ -55,16 +40,20 @@ _ALONE = 1 << 26
 
 _UPDATES_TOGETHER = 4
 _UPDATE_SHARES = 128
-_SKETCH_PROGRAMS = 128
-_SKETCH_ROWS = 64
-_COUNT_PROGRAMS = 256
-_COUNT_BLOCK = 1024
-
-# Exact as float32, so that a few of them may be added there.
-_NARROW = frozenset({torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16})
-# Exact as float32, one by one.
-_SINGLE = _NARROW | {torch.float32}
-_DIRECT = _NARROW | {torch.float32, torch.float64, torch.int32, torch.int64}
+_UPDATE_BLOCK = 1024
+_UPDATABLE = frozenset(
+    {
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    }
+)
 
 
 class CudaLog:
@@ -75,52 +64,23 @@ class CudaLog:
         self._device = torch.device("cuda", self._index)
         if is_functorch_active():
             raise UnsupportedTensor("nothing is measured inside `torch.func` before outside of it")
-        with torch.inference_mode(False):  # they are written to inside and outside of it
-            self._partials = torch.empty(
-                (_SLOTS, _MOST_PROGRAMS, PARTIAL_WIDTH), dtype=torch.float64, device=self._device
-            )
-            self._programs = torch.zeros(_SLOTS, dtype=torch.int32, device=self._device)
-        self._rows_at = self._partials.data_ptr()
-        self._programs_at = self._programs.data_ptr()
+        self._slots = Slots(self._index)
         self._step = CudaStep()
-        self._slot = 0
-        self._base = 0
-        """The number of the row in slot 0."""
-        self._ready: dict[tuple[torch.dtype, bool], Any] = {}
-        """Compiled kernels for plain tensors: by dtype, and whether their address is aligned."""
         self._lock = threading.Lock()
-        self._eight = {
-            kind: Launcher(
-                kernels.measure_eight,
-                MOST=_MOST_PROGRAMS,
-                SHARES=_SHARES,
-                BLOCK=_BLOCK,
-                UNROLL=2 * _UNROLL,
-                WIDE=kind not in _NARROW,
-            )
-            for kind in (torch.bfloat16, torch.float16, torch.float32)
-        }
-        self._streams: dict[int, torch.cuda.Stream] = {}
-        common = {"BLOCK": _BLOCK, "UNROLL": _UNROLL}
-        self._measure = {
-            wide: Launcher(kernels.measure, **common, WIDE=wide) for wide in (False, True)
-        }
-        self._sketch = {
-            wide: Launcher(extra_kernels.sketch, ROWS=_SKETCH_ROWS, WIDE=wide)
-            for wide in (False, True)
-        }
-        self._count: dict[Any, Launcher] = {}
+        self._measuring = Measuring(self._index)
+        self._ready = self._measuring.ready
+        self._extras = ExtraKernels(self._index)
+        self._eight: dict[torch.dtype, Launcher] = {}
         self._update = {
             has: Launcher(
-                kernels.measure_four_updates,
-                MOST=_MOST_PROGRAMS,
+                update_kernels.measure_four_updates,
+                MOST=MOST_PROGRAMS,
                 SHARES=_UPDATE_SHARES,
                 HAS_GRAD=has,
-                BLOCK=_COUNT_BLOCK,
+                BLOCK=_UPDATE_BLOCK,
             )
             for has in (False, True)
         }
-
         if Launcher.is_quick is None:
             Launcher.is_quick = self._try_short_way()
 
@@ -128,12 +88,13 @@ class CudaLog:
         """Compare the two ways to launch: the short one stands on how Triton is made inside."""
         sample = torch.arange(5, dtype=torch.float32, device=self._device)
         try:
-            for is_quick in (False, True):
+            for is_quick in (None, True):
                 Launcher.is_quick = is_quick
                 self.add(sample)
             usual, short = self.take().wait().rows
         except (AttributeError, TypeError):
-            self._slot = 0
+            self._slots.used = 0
+            self._slots.programs.zero_()
             return False
         return bool((usual == short).all())
 
@@ -145,29 +106,63 @@ class CudaLog:
         return self._add(tensor, extras)
 
     def _add(self, tensor: Tensor, extras: int) -> int:
-        if not extras and _is_direct(tensor):
+        if not extras:
             row = self._add_directly(tensor)
             if row >= 0:
                 return row
-        prepared = None
-        if extras or not _is_direct(tensor):
-            prepared = prepare(tensor)
-            values = _kernel_ready(prepared.values)
-        else:
-            values = tensor
+        return self._add_prepared(tensor, extras)
+
+    def _add_directly(self, tensor: Tensor) -> int:
+        """Measure a plain tensor of a known kind, in few steps; -1 where it takes more."""
+        ready = self._ready.get(tensor.dtype)
+        if ready is None or not is_direct(tensor):
+            return -1
+        at, size = tensor.data_ptr(), tensor.numel()
+        if at & 15 or not 0 < size < LARGE or current_cuda_device() != self._index:
+            return -1
+        launch, first, last, block, most = ready
+        stream = raw_cuda_stream(self._index)
+        slots = self._slots
+        with self._lock:
+            slot = slots.used
+            if stream not in slots.streams or slot == SLOTS:
+                return -1
+            slots.used = slot + 1
+            row: int = slots.base + slot
+            launch(
+                min(-(-size // block), most),
+                1,
+                1,
+                stream,
+                *first,
+                at,
+                size,
+                slots.rows_at + slot * SLOT_BYTES,
+                slots.programs_at + 4 * slot,
+                *last,
+            )
+        return row
+
+    def _add_prepared(self, tensor: Tensor, extras: int) -> int:
+        """Measure a tensor of any kind."""
+        is_counted = bool(extras & Extras.COUNTS)
+        found = self._measuring.locate(tensor, with_runs=not is_counted)
         with self._lock, self._on_device():
-            stream = self._use_stream()
-            row, slot = self._next_slot()
-            self._launch_measure(values, slot, stream)
-            if prepared is not None:
-                if prepared.repeats > 1 or prepared.zeros:
-                    self._step.compressed[row] = (prepared.repeats, prepared.zeros)
-                if extras & Extras.SKETCH:
-                    self._step.sketched.append(row)
-                    self._step.sketches.append(self._sketch_of(tensor, stream))
-                if extras & Extras.COUNTS:
-                    self._step.counted.append(row)
-                    self._step.counts.append(self._counts_of(values, prepared, stream))
+            stream = self._slots.use_stream()
+            slot, row = self._slots.reserve(1)
+            self._measuring.launch(
+                found, stream, self._slots.places(slot), lambda: self._slots.tensors(slot)
+            )
+            if found.repeats > 1 or found.zeros:
+                self._step.compressed[row] = (found.repeats, found.zeros)
+            if extras & Extras.SKETCH:
+                self._step.sketched.append(row)
+                ordered = prepare(tensor, ordered=True)
+                self._step.sketches.append(self._extras.sketch(ordered, tensor.numel(), stream))
+            if is_counted:
+                self._step.counted.append(row)
+                counts = self._extras.count(found.values, found.limits, stream)
+                self._step.counts.append(counts)
         return row
 
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
@@ -176,140 +171,43 @@ class CudaLog:
             with torch._C.DisableTorchFunction():
                 return self.add_together(tensors)
         kind = tensors[0].dtype
-        launcher = self._eight.get(kind)
         sizes = [one.numel() for one in tensors]
-        if launcher is None or max(sizes) >= _ALONE or not all(map(_is_direct, tensors)):
+        if max(sizes) >= _ALONE or not all(one.dtype is kind and is_direct(one) for one in tensors):
             return [self.add(one) for one in tensors]
         places = [one.data_ptr() for one in tensors]
-        if any(one.dtype is not kind for one in tensors) or any(at & 15 for at in places):
+        if any(at & 15 for at in places):
             return [self.add(one) for one in tensors]
+        launcher = self._eight.get(kind) or self._make_eight(kind)
         count = len(tensors)
         missing = TOGETHER - count
         sizes += [0] * missing
         places += places[:1] * missing
         with self._lock, self._on_device():
-            stream = self._use_stream()
-            if self._slot + TOGETHER > _SLOTS:
-                with undisturbed():
-                    self._merge()
-            slot, row = self._slot, self._base + self._slot
-            self._slot += count
+            stream = self._slots.use_stream()
+            slot, row = self._slots.reserve(count)
             launcher(
                 kind,
                 count * _SHARES,
                 stream,
-                (
-                    *places,
-                    *sizes,
-                    self._rows_at + slot * _SLOT_BYTES,
-                    self._programs_at + 4 * slot,
-                ),
+                (*places, *sizes, *self._slots.places(slot)),
                 lambda: (
-                    *tensors,
-                    *[tensors[0]] * missing,
+                    *(self._measuring.see(one) for one in (*tensors, *[tensors[0]] * missing)),
                     *sizes,
-                    self._partials[slot:],
-                    self._programs[slot:],
+                    *self._slots.tensors(slot),
                 ),
             )
         return list(range(row, row + count))
 
-    def _add_directly(self, tensor: Tensor) -> int:
-        """Measure a plain tensor of a known kind, in few steps; -1 where it takes more."""
-        at, size = tensor.data_ptr(), tensor.numel()
-        compiled = self._ready.get((tensor.dtype, at & 15 == 0))
-        if compiled is None or not 0 < size < _LARGE or current_cuda_device() != self._index:
-            return -1
-        stream = raw_cuda_stream(self._index)
-        with self._lock:
-            slot = self._slot
-            if stream not in self._streams or slot == _SLOTS:
-                return -1
-            self._slot = slot + 1
-            row: int = self._base + slot
-            compiled.run(
-                min(-(-size // _BLOCK), _MOST_PROGRAMS),
-                1,
-                1,
-                stream,
-                compiled.function,
-                compiled.packed_metadata,
-                None,
-                None,
-                None,
-                at,
-                size,
-                self._rows_at + slot * _SLOT_BYTES,
-                self._programs_at + 4 * slot,
-                _BLOCK,
-                _UNROLL,
-                tensor.dtype not in _NARROW,
-            )
-        return row
-
-    def _launch_measure(self, values: Tensor, slot: int, stream: int) -> None:
-        size = values.numel()
-        if not size:
-            return
-        at, kind = values.data_ptr(), values.dtype
-        launcher = self._measure[kind not in _NARROW]
-        launcher(
-            (kind, at % 16 == 0, size >= _LARGE),
-            min(-(-size // _BLOCK), _MOST_PROGRAMS),
-            stream,
-            (at, size, self._rows_at + slot * _SLOT_BYTES, self._programs_at + 4 * slot),
-            lambda: (values, size, self._partials[slot], self._programs[slot:]),
+    def _make_eight(self, kind: torch.dtype) -> Launcher:
+        reading = self._measuring.reading(kind)
+        self._eight[kind] = Launcher(
+            kernels.measure_eight,
+            warps=reading.warps,
+            MOST=MOST_PROGRAMS,
+            SHARES=_SHARES,
+            **reading.constants(),
         )
-        if size < _LARGE and Launcher.is_quick:
-            self._ready[kind, at % 16 == 0] = launcher.compiled[kind, at % 16 == 0, False]
-
-    def _sketch_of(self, tensor: Tensor, stream: int) -> Tensor:
-        ordered = prepare(tensor, ordered=True)
-        with undisturbed():
-            if ordered.positions is not None:
-                dense = torch.zeros(tensor.numel(), dtype=torch.float64, device=self._device)
-                flat = ordered.values.reshape(-1).to(torch.float64)
-                values = dense.index_put_((ordered.positions,), flat)
-            else:
-                values = _kernel_ready(ordered.values)
-            size = values.numel()
-            if not size:
-                return torch.zeros(SKETCH_WIDTH, dtype=torch.float64, device=self._device)
-            programs = min(-(-size // (_SKETCH_ROWS * SKETCH_WIDTH)), _SKETCH_PROGRAMS)
-            out = torch.empty((programs, SKETCH_WIDTH), dtype=torch.float64, device=self._device)
-            at = values.data_ptr()
-            self._sketch[values.dtype not in _SINGLE](
-                (values.dtype, at % 16 == 0, size >= _LARGE),
-                programs,
-                stream,
-                (at, size, out.data_ptr()),
-                lambda: (values, size, out),
-            )
-            return out.sum(0)
-
-    def _counts_of(self, values: Tensor, prepared: Prepared, stream: int) -> Tensor:
-        size, kind = values.numel(), values.dtype
-        with undisturbed():
-            out = torch.zeros(4 + BINS, dtype=torch.int64, device=self._device)
-            if size:
-                at = values.data_ptr()
-                launcher = self._count.get((kind, prepared.limits))
-                if launcher is None:
-                    # Constants, because Triton takes a number that is none as float32.
-                    tiny, huge = prepared.limits
-                    wide = kind not in _SINGLE
-                    launcher = Launcher(
-                        extra_kernels.count, TINY=tiny, HUGE=huge, BLOCK=_COUNT_BLOCK, WIDE=wide
-                    )
-                    self._count[kind, prepared.limits] = launcher
-                launcher(
-                    (kind, at % 16 == 0, size >= _LARGE),
-                    min(-(-size // _COUNT_BLOCK), _COUNT_PROGRAMS),
-                    stream,
-                    (at, size, out.data_ptr(), out.data_ptr() + 32),
-                    lambda: (values, size, out, out[4:]),
-                )
-            return torch.cat((out[:3], out[4:])).to(torch.float64)
+        return self._eight[kind]
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
@@ -339,12 +237,8 @@ class CudaLog:
         sizes = [one[1].numel() for one in updates]
         has_grad = updates[0][2] is not None
         with self._lock, self._on_device():
-            stream = self._use_stream()
-            if self._slot + count > _SLOTS:
-                with undisturbed():
-                    self._merge()
-            slot, row = self._slot, self._base + self._slot
-            self._slot += count
+            stream = self._slots.use_stream()
+            slot, row = self._slots.reserve(count)
             rows = list(range(row, row + count))
             self._step.updated += rows
             if not any(sizes):
@@ -356,24 +250,18 @@ class CudaLog:
             kinds = tuple(column[0].dtype for column in columns)
             aligned = tuple(at % 16 == 0 for at in places)
             self._update[has_grad](
-                (*kinds, aligned if not all(aligned) else True, max(sizes) >= _LARGE),
+                (*kinds, aligned if not all(aligned) else True, max(sizes) >= LARGE),
                 count * _UPDATE_SHARES,
                 stream,
-                (
-                    *places,
-                    *sizes,
-                    self._rows_at + slot * _SLOT_BYTES,
-                    self._programs_at + 4 * slot,
-                ),
-                lambda: (*tensors, *sizes, self._partials[slot:], self._programs[slot:]),
+                (*places, *sizes, *self._slots.places(slot)),
+                lambda: (*tensors, *sizes, *self._slots.tensors(slot)),
             )
         return rows
 
     def find_bad(self) -> dict[int, bool]:
         """Give the rows that have a NaN or a positive infinity, and whether it is a NaN."""
         with self._lock, self._on_device(), undisturbed():
-            self._merge()
-            rows = torch.cat(self._step.merged)[:, NAN : POSINF + 1]
+            rows = torch.cat(self._slots.merge())[:, NAN : POSINF + 1]
             is_bad = rows.any(1)
             with _allow_waiting():
                 if not is_bad.any().item():  # one number, where all is well
@@ -384,14 +272,9 @@ class CudaLog:
     def take(self) -> Taken:
         """Hand over everything since the last take and start again from row 0."""
         with self._lock, self._on_device(), undisturbed():
-            self._merge()
+            merged = self._slots.take()
             step, self._step = self._step, CudaStep()
-            self._base = 0
-            groups = (
-                [one.flatten() for one in step.merged],
-                step.sketches,
-                step.counts,
-            )
+            groups = ([one.flatten() for one in merged], step.sketches, step.counts)
             sizes = tuple(sum(one.numel() for one in group) for group in groups)
             flat = torch.cat([one for group in groups for one in group])
             host = torch.empty(flat.shape, dtype=torch.float64, pin_memory=True)
@@ -404,42 +287,6 @@ class CudaLog:
         if current_cuda_device() == self._index:
             return contextlib.nullcontext()
         return torch.cuda.device(self._index)
-
-    def _use_stream(self) -> int:
-        """Give the stream that work goes to now; all that were used are remembered."""
-        stream: int = raw_cuda_stream(self._index)
-        if stream not in self._streams:
-            self._streams[stream] = torch.cuda.current_stream(self._index)
-        return stream
-
-    def _next_slot(self) -> tuple[int, int]:
-        """Give the number of the next row, and the slot for its parts."""
-        if self._slot == _SLOTS:
-            with undisturbed():
-                self._merge()
-        slot = self._slot
-        self._slot += 1
-        return self._base + slot, slot
-
-    def _merge(self) -> None:
-        """Merge the partial rows so far, and begin again at the first slot."""
-        here = torch.cuda.current_stream(self._index)
-        for raw, other in self._streams.items():
-            if raw != here.cuda_stream:
-                here.wait_stream(other)
-        rows = torch.empty((self._slot, PARTIAL_WIDTH), dtype=torch.float64, device=self._device)
-        if self._slot:
-            kernels.reduce_rows[(self._slot,)](
-                self._partials, self._programs, rows, MOST=_MOST_PROGRAMS, num_warps=4
-            )
-            self._programs.zero_()
-        for raw, other in self._streams.items():
-            if raw != here.cuda_stream:
-                other.wait_stream(here)  # the slots are written again there
-        self._streams = {here.cuda_stream: here}
-        self._step.merged.append(rows)
-        self._base += self._slot
-        self._slot = 0
 
 
 @contextlib.contextmanager
@@ -455,40 +302,30 @@ def _allow_waiting() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(mode)
 
 
-def _is_direct(tensor: Tensor) -> bool:
-    """Tell whether a kernel can read a tensor as it is."""
-    if type(tensor) not in PLAIN or tensor.dtype not in _DIRECT or is_functorch_active():
-        return False
-    return (
-        tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        # Where memory was freed, the address is that of the offset into nothing.
-        and tensor.data_ptr() > 8 * tensor.storage_offset()
-    )
-
-
-def _kernel_ready(values: Tensor) -> Tensor:
-    """Give numbers in a dtype that the kernels read."""
-    with undisturbed():
-        values = values.view(torch.uint8) if values.dtype is torch.bool else widen(values)
-        return values if values.dtype in _DIRECT else values.to(torch.float64)
-
-
 def _is_simple(update: Update) -> bool:
     """Tell whether a kernel can read an update as it is."""
     before, after, grad = update
     given = (before, after) if grad is None else (before, after, grad)
-    return all(_is_direct(one) and one.shape == before.shape for one in given)
+    return all(
+        one.dtype in _UPDATABLE and is_direct(one) and one.shape == before.shape for one in given
+    )
+
+
+def _make_plain(values: Tensor) -> Tensor:
+    """Give numbers in a dtype that the kernel of updates reads."""
+    with undisturbed():
+        if values.dtype is torch.bool:
+            return values.view(torch.uint8)
+        return values if values.dtype in _UPDATABLE else values.to(torch.float64)
 
 
 def _simplify(update: Update) -> Update:
     """Give an update as tensors that a kernel can read."""
     before, after, grad = prepare_update(*update)
     return (
-        _kernel_ready(before),
-        _kernel_ready(after),
-        None if grad is None else _kernel_ready(grad),
+        _make_plain(before),
+        _make_plain(after),
+        None if grad is None else _make_plain(grad),
     )
 
 
@@ -497,4 +334,4 @@ def _goes_with(update: Update, other: Update) -> bool:
     if not _is_simple(update):
         return False
     kinds = [[None if one is None else one.dtype for one in each] for each in (update, other)]
-    return kinds[0] == kinds[1] and max(update[1].numel(), other[1].numel()) < _LARGE
+    return kinds[0] == kinds[1] and max(update[1].numel(), other[1].numel()) < LARGE

@@ -5,9 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hookline.stats.shares import WIDE, decode
+
 
 @triton.jit(do_not_specialize=["n"])
-def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr, CODE: tl.constexpr, SUMS: tl.constexpr):
     """Add up the signed columns of this program's rows of 64 numbers; a row of partial sums.
 
     The 64 signs of a row are the bits of a hash of its number, taken as two halves.
@@ -15,7 +17,6 @@ def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr, WIDE: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     n = n.to(tl.int64)
-    kind = tl.float64 if WIDE else tl.float32
     rows = tl.arange(0, ROWS)
     halves = tl.arange(0, 2)
     columns = tl.arange(0, 32)
@@ -25,7 +26,7 @@ def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr, WIDE: tl.constexpr):
     while first * 64 < n:
         row = first + rows
         at = row[:, None, None] * 64 + within[None, :, :]
-        x = tl.load(x_ptr + at, mask=at < n, other=0).to(kind)
+        x = decode(tl.load(x_ptr + at, mask=at < n, other=0), CODE, SUMS)
         x = tl.where(x - x == 0, x, 0.0)
         state = row.to(tl.uint64) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
@@ -47,13 +48,13 @@ def count(
     TINY: tl.constexpr,
     HUGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    CODE: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
     """Count zeros, tiny and huge numbers, and numbers by exponent."""
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     n = n.to(tl.int64)
-    kind = tl.float64 if WIDE else tl.float32
     lanes = tl.arange(0, BLOCK)
     zeros = tl.zeros([BLOCK], tl.int32)
     few = tl.zeros([BLOCK], tl.int32)
@@ -63,13 +64,13 @@ def count(
     while start < n:
         at = start + lanes
         here = at < n
-        x = tl.load(x_ptr + at, mask=here, other=0).to(kind)
+        x = decode(tl.load(x_ptr + at, mask=here, other=0), CODE, SUMS)
         size = tl.abs(x)
         is_finite = x - x == 0
         zeros += (here & (x == 0)).to(tl.int32)
         few += (here & (size > 0) & (size < TINY)).to(tl.int32)
         many += (here & is_finite & (size > HUGE)).to(tl.int32)
-        if WIDE:
+        if SUMS == WIDE:
             field = ((size.to(tl.int64, bitcast=True) >> 52) & 2047).to(tl.int32) - 1023 + 127
         else:
             field = size.to(tl.int32, bitcast=True) >> 23

@@ -28,7 +28,8 @@ _FLOAT4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NEAR_MAXIMUM = 8.0
 _FLOAT4_LIMITS = (1.0, 6.0 / _NEAR_MAXIMUM)
 _NO_LIMITS = (0.0, math.inf)
-_SHORTEST_RUN = 16
+SHORTEST_RUN = 16
+"""Runs of fewer elements are gathered slower than copied, on a CPU."""
 
 # float32 and float64 hold these exactly, so nothing of them is lost by converting.
 _EXACT_IN_FLOAT32 = {
@@ -130,16 +131,14 @@ def find_layout(shape: tuple[int, ...], strides: tuple[int, ...], ordered: bool)
         else:
             is_regular = False
     is_dense = is_regular and outer == 1
-    # Runs of a few elements are gathered slower than copied.
-    has_run = is_regular and outer > 1 and inner >= _SHORTEST_RUN
-    run = (inner, spacing) if has_run else None
+    run = (inner, spacing) if is_regular and outer > 1 else None
     return Layout(is_dense, run, tuple(reversed(repeated)), repeats)
 
 
-def prepare(tensor: Tensor, *, ordered: bool = False, runs: bool = False) -> Prepared:
+def prepare(tensor: Tensor, *, ordered: bool = False, shortest_run: int = 0) -> Prepared:
     """Give the numbers of a tensor, in logical order if `ordered` and else as they lie in memory.
 
-    With `runs`, rows of a larger tensor come out as they lie instead of as a copy.
+    With `shortest_run`, runs of that many numbers come out as they lie instead of as a copy.
     """
     with torch._C.DisableTorchFunction():
         plain = _unwrap(tensor)
@@ -153,9 +152,10 @@ def prepare(tensor: Tensor, *, ordered: bool = False, runs: bool = False) -> Pre
         found = find_layout(plain.shape, plain.stride(), ordered)
         for dim in found.repeated:
             plain = plain.select(dim, 0)
-        if not found.is_dense and not (runs and found.run):
+        is_kept = found.run is not None and 0 < shortest_run <= found.run[0]
+        if not found.is_dense and not is_kept:
             plain = plain.contiguous()
-        return Prepared(plain, limits, found.repeats, run=found.run if runs else None)
+        return Prepared(plain, limits, found.repeats, run=found.run if is_kept else None)
 
 
 def prepare_update(

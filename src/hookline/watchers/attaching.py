@@ -47,12 +47,18 @@ class CallHearer(Protocol):
     ) -> None:
         """Learn that a call of a model with grad begins."""
 
+    def on_unseen_call(self, module: nn.Module) -> None:
+        """Learn that a call with grad begins inside a compiled graph."""
+
     def on_return(self, module: nn.Module, output: Any) -> None:
         """Learn what a call gave."""
 
 
 class Attachment:
     """The listeners of one watch, put on the models and taken off as steps ask for it."""
+
+    _needs_visits = False
+    """Whether its listeners ask which execution a value is of."""
 
     def __init__(
         self,
@@ -85,10 +91,12 @@ class Attachment:
                 f"{error} Or watch its parameters and updates alone: hl.watch(..., sites=None)."
             ) from None
         clock.follows_recompute = False
-        clock.is_reusable = True
+        clock.is_reusable = clock.is_lasting = True
+        clock.needs_visits = False
         if options.sites is not None:
             session = Session(model, "hl.watch")
-            session.is_reusable = True
+            session.is_reusable = session.is_lasting = True
+            session.needs_visits = self._needs_visits
             session.follows_recompute = options.gradients
             self.listeners += self._listen(session, options.sites, prefix)
             self._sessions.append(session)
@@ -132,7 +140,16 @@ class Attachment:
     def _prepare_clock(self, clock: Session, prefix: str) -> None:
         root = clock.stations[0]
         recorder = self._recorder
-        clock.listen(CallListener(clock, root, recorder, prefix=prefix, tell=self._tell_call))
+        clock.listen(
+            CallListener(
+                clock,
+                root,
+                recorder,
+                prefix=prefix,
+                tell=self._tell_call,
+                tell_unseen=self._tell_unseen_call,
+            )
+        )
         clock.listen(ReturnListener(clock, root, recorder, tell=self._tell_return))
 
     def _tell_call(
@@ -140,6 +157,10 @@ class Attachment:
     ) -> None:
         if self._hearer is not None:
             self._hearer.on_call(module, args, kwargs, prefix)
+
+    def _tell_unseen_call(self, module: nn.Module) -> None:
+        if self._hearer is not None:
+            self._hearer.on_unseen_call(module)
 
     def _tell_return(self, module: nn.Module, output: Any) -> None:
         if self._hearer is not None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._torch import is_functorch_active, is_tracing
+from hookline._torch import graph_task_id, is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind
+from hookline.hooks.ears import VisitEar
+from hookline.hooks.operators import Ear, Place
 from hookline.hooks.sessions import Session
-from hookline.hooks.visits import Listener, Station, Visit
+from hookline.hooks.traced import TracedEar
+from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
+from hookline.watchers.swift_ears import make_swift_ear
 from hookline.watchers.units import choose_probe
 
 if TYPE_CHECKING:
@@ -27,6 +33,10 @@ _WHY_NOT = (
     "is changed in place and shares its memory"
 )
 
+
+_GRAD = ".grad"
+_OUTPUT = ("output", (), False)
+"""What an output is known by that is one tensor."""
 
 _TRANSFORMED = (
     "calls inside of `torch.func` (vmap, grad, jvp) are not measured: their values stand for many, "
@@ -141,6 +151,9 @@ class WatchListener(Listener):
             except Exception as error:
                 self.recorder.guard.take(error)
 
+    def make_light_ear(self) -> LightEar:
+        return make_swift_ear(self)
+
     def on_value(self, visit: Visit, module: nn.Module, port: str, value: Any) -> Any:
         try:
             if self._hears(visit):
@@ -160,6 +173,52 @@ class WatchListener(Listener):
             except Exception as error:
                 self.recorder.guard.take(error)
         return grad
+
+    def make_ear(
+        self, device: torch.device, visits: VisitEar | None
+    ) -> tuple[WatchEar, TracedEar]:
+        ear = WatchEar(device, self)
+        traced = TracedEar(
+            ear.key,
+            leaf=self.leaf,
+            values=self.values,
+            gradients=self.gradients,
+            is_passing=True,
+        )
+        return ear, traced
+
+    def on_passing(self, place: Place, tensor: Tensor) -> None:
+        """Measure a value or a gradient in a compiled graph, whose memory is used again at once."""
+        recorder, port = self.recorder, place.port
+        is_grad = port.endswith(_GRAD)
+        try:
+            if not is_grad:
+                if graph_task_id() != -1:
+                    return  # a graph that computes it again for its backward
+                has_grad = place.has_grad or self._is_in_training()
+                if has_grad and recorder.tell_begin is not None:
+                    recorder.tell_begin()
+                if not (has_grad or self.with_inference):
+                    return
+            if not (self.is_due and recorder.is_on and self.session.is_open):
+                return
+            key = (port.removesuffix(_GRAD), place.leaf, is_grad)
+            number = self._ids.get(key)
+            is_output = key == _OUTPUT
+            if number is None:
+                number = self._meet(key, tensor)
+                if is_output and self.probe is not None:
+                    recorder.units.meet(number, self.probe, tensor)
+            recorder.measure_passing(number, tensor)
+            if is_output and self.probe is not None and recorder.units.is_on:
+                recorder.units.look(number, self.probe, tensor)
+        except Exception as error:
+            recorder.guard.take(error)
+
+    def _is_in_training(self) -> bool:
+        """Tell whether the call under way began with grad, so that a part without is its own."""
+        call = self.session.active.get(get_ident())
+        return call is not None and call.depth > 0 and call.grad_at_start
 
     @property
     def has_measured(self) -> bool:
@@ -266,10 +325,25 @@ class WatchListener(Listener):
         return describe
 
 
+class WatchEar(Ear):
+    """Have what a compiled graph shows measured."""
+
+    __slots__ = ("listener",)
+
+    def __init__(self, device: torch.device, listener: WatchListener) -> None:
+        super().__init__(device)
+        self.listener = listener
+
+    def hear(self, tensor: Tensor, place: Place) -> None:
+        self.listener.on_passing(place, tensor)
+
+
 class CallListener(Listener):
     """Tell that a call of a model with grad begins, and what with."""
 
-    __slots__ = ("prefix", "recorder", "tell")
+    __slots__ = ("prefix", "recorder", "tell", "tell_unseen")
+
+    hears_begin = True
 
     def __init__(
         self,
@@ -279,11 +353,14 @@ class CallListener(Listener):
         *,
         prefix: str,
         tell: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str], None],
+        tell_unseen: Callable[[nn.Module], None],
     ) -> None:
         super().__init__(session, station, "input", values=True, gradients=False, stage=0)
         self.recorder = recorder
         self.prefix = prefix
         self.tell = tell
+        self.tell_unseen = tell_unseen
+        """What is told where the arguments of a call are not to be had."""
 
     def on_input(
         self, visit: Visit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -299,6 +376,20 @@ class CallListener(Listener):
             except Exception as error:
                 self.recorder.guard.take(error)
         return args, kwargs
+
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[None, None]:
+        # The graph itself tells of its beginning, and what a call is made with stays inside.
+        return None, None
+
+    def on_begin(self, visit: Visit) -> None:
+        if visit.is_recompute or not visit.call.grad_at_start or self.recorder.is_deaf:
+            return
+        try:
+            if visit.call.depth <= 1:
+                self.tell_unseen(self.station.module)
+        except Exception as error:
+            self.recorder.guard.take(error)
 
 
 class ReturnListener(Listener):
@@ -333,3 +424,6 @@ class ReturnListener(Listener):
         except Exception as error:
             self.recorder.guard.take(error)
         return output
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[None, None]:
+        return None, None

@@ -137,7 +137,7 @@ class Recorder:
 
     def measure(self, site: int, value: Tensor) -> None:
         """Measure a value of a site, at once or with the next few."""
-        if not value.is_cuda or not self.queue.take(site, value):
+        if self.extras or not value.is_cuda or not self.queue.take(site, value):
             self.measure_now(site, value)
 
     def measure_now(self, site: int, value: Tensor) -> tuple[int, Log] | None:
@@ -165,6 +165,16 @@ class Recorder:
             self.queue.learn(site, value)
         self.own_seconds += time.perf_counter() - begun
         return row, log
+
+    def measure_passing(self, site: int, value: Tensor) -> None:
+        """Measure a value whose memory holds another as soon as this returns."""
+        begun = time.perf_counter()
+        try:
+            log = self._logs.get(value.device) or self.log_for(value.device)
+            self._step.events.append((site, log.add(value, self.extras), log))
+        except UnsupportedTensor as error:
+            self.unmeasured[self.facts[site].address] = str(error)
+        self.own_seconds += time.perf_counter() - begun
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""

@@ -247,13 +247,18 @@ class Steps:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
     ) -> None:
         """Learn that a call of a model begins, or of a part of it by itself."""
+        self.on_unseen_call(module)
+        if self.is_running and self.is_here:
+            with self._recorder.timed():
+                self._seeker.keep(module, args, kwargs, prefix)
+
+    def on_unseen_call(self, module: nn.Module) -> None:
+        """Learn that one begins, by its name alone: it runs inside a compiled graph."""
         if self._backwards.turns_by_hand(self._weights.parameters):
             self.is_complete = True
         self.begin_if_due()
         if self.is_running and self.is_here:
             self._has_call = True
-            with self._recorder.timed():
-                self._seeker.keep(module, args, kwargs, prefix)
 
     def on_return(self, module: nn.Module, output: Any) -> None:
         """Learn what it gave."""

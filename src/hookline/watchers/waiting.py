@@ -3,17 +3,24 @@
 Launching a kernel takes the host longer than the kernel takes to read most values. A value may
 wait as long as nobody changes it: its version tells. Sites whose value is changed in place soon
 after it was made are found in the first step, or the first time it happens, and wait no more.
+
+Gradients that may wait come without any Python: the hook on the tensor is a list's own `append`,
+and every eighth one is a function that measures what has come since.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from hookline._torch import raw_cuda_stream
+from hookline._torch import is_functorch_active, is_tracing, raw_cuda_stream
 
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
@@ -24,11 +31,62 @@ TOGETHER = 8
 _LOOK_BACK = 2 * TOGETHER
 """How many values later one is looked at again, to see whether it is changed in place soon."""
 
-_LARGE = 1 << 26
-"""Elements of a value that is measured at once: not worth its memory to wait."""
+_LARGE = 1 << 25
+"""Elements of a value that may wait: a larger one is not worth its memory."""
 
-_MOST_HELD = 1 << 28
-"""Elements of all values that wait."""
+Waiting = tuple[int, Tensor | None, int]
+"""A site, its value, and the version that the value has if nobody changed it."""
+
+Box = tuple[int, list[Tensor | None], int]
+"""A site, its gradients that wait, and the version that they come with."""
+
+
+class Lane:
+    """What waits for one stream of one device: it was made there and may be read there."""
+
+    __slots__ = ("boxes", "device", "is_closed", "lock", "stream", "streamed", "waiting")
+
+    def __init__(self, device: int, stream: int) -> None:
+        self.device = device
+        self.stream = stream
+        self.streamed: Any = current_stream(device)
+        """The stream itself, to go back to it."""
+        self.waiting: list[tuple[int, Tensor, int]] = []
+        """Values, in one list for good, so that others may hold on to it."""
+        self.boxes: list[Box] = []
+        """Gradients, in the order in which the outputs were first met."""
+        self.is_closed = False
+        """Whether what still comes is of no interest any more."""
+        self.lock = threading.Lock()
+
+    def take_values(self) -> list[Waiting]:
+        """Take the values; another thread may put some there meanwhile."""
+        with self.lock:
+            taken: list[Waiting] = [*self.waiting]
+            del self.waiting[: len(taken)]
+        return taken
+
+    def take_gradients(self, boxes: Sequence[Box]) -> list[Waiting]:
+        """Take the gradients in some boxes."""
+        taken: list[Waiting] = []
+        with self.lock:
+            for site, box, version in boxes:
+                if box:
+                    found = box[:]
+                    del box[: len(found)]
+                    taken += [(site, grad, version) for grad in found]
+        return taken
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """Have work go where the values are, if it would go elsewhere."""
+        if raw_cuda_stream(self.device) == self.stream:
+            return nullcontext()
+        return torch.cuda.stream(self.streamed)
+
+
+def current_stream(device: int) -> Any:
+    """Give the stream that work for a CUDA device goes to now."""
+    return torch.cuda.current_stream(device)
 
 
 class Queue:
@@ -37,63 +95,108 @@ class Queue:
     def __init__(self, recorder: Recorder) -> None:
         self.has_learned = False
         """Whether a step has shown which values must not wait; before, none does."""
-        self.hasty: set[int] = set()
-        """Sites whose values are measured at once."""
+        self.hasty: frozenset[int] = frozenset()
+        """Sites whose values are measured at once; another object whenever one is added."""
+        self.open: Lane | None = None
+        """The lane used last, where its values may be put without more ado; else None."""
         self._recorder = weakref.ref(recorder)
-        self._waiting: list[tuple[int, Tensor, int]] = []
-        self._sizes: dict[int, int] = {}
-        self._held = 0
-        self._stream: tuple[int, int] = (-1, -1)
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._versions: dict[int, int] = {}
+        """The version that the values of a site come with."""
         self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=_LOOK_BACK)
 
     @property
     def length(self) -> int:
         """How many values wait."""
-        return len(self._waiting)
+        return sum(
+            len(lane.waiting) + sum(len(box) for _, box, _ in lane.boxes)
+            for lane in self._lanes.values()
+        )
 
     def take(self, site: int, value: Tensor) -> bool:
-        """Let a value wait; false where it must be measured at once."""
-        recorder = self._recorder()
-        if recorder is None or not self.has_learned or recorder.extras or site in self.hasty:
+        """Let a value of a CUDA device wait; false where it must be measured at once."""
+        if not self.has_learned or site in self.hasty or value.numel() > _LARGE:
             return False
         if value.is_inference():  # it has no version
             return False
         device = value.get_device()
-        stream = (device, raw_cuda_stream(device))
-        if stream != self._stream:
-            self.settle()
-            self._stream = stream
-        self._waiting.append((site, value, value._version))
-        self._held += self._sizes.get(site, 0)
-        if len(self._waiting) == TOGETHER or self._held > _MOST_HELD:
-            self.settle()
+        stream = raw_cuda_stream(device)
+        lane = self._lanes.get((device, stream))
+        if lane is None:
+            lane = self._lanes[device, stream] = Lane(device, stream)
+        recorder = self._recorder()
+        self.open = lane if recorder is not None and recorder.is_steady else None
+        self.make_room(lane)
+        lane.waiting.append((site, value, value._version))
         return True
+
+    def make_room(self, lane: Lane) -> None:
+        """Measure the values that wait, if they are enough.
+
+        Not before the next one comes: a module around often returns the very same.
+        """
+        if len(lane.waiting) >= TOGETHER:
+            self._measure(lane, lane.take_values())
+
+    def make_box(self, lane: Lane, site: int) -> Callable[[Tensor | None], None] | None:
+        """Make what takes the gradients of a site; None where they must not wait."""
+        version = self._versions.get(site)
+        if version is None or site in self.hasty:
+            return None
+        box: list[Tensor | None] = []
+        number = len(lane.boxes)
+        lane.boxes.append((site, box, version))
+        if number % TOGETHER:
+            return box.append
+
+        def take(grad: Tensor | None) -> None:
+            # Gradients come in the reverse order; what is out of order is there at the end.
+            box.append(grad)
+            self._measure(lane, lane.take_gradients(lane.boxes[number : number + 2 * TOGETHER]))
+
+        return take
 
     def settle(self) -> None:
         """Measure what waits, and hold it no longer."""
-        waiting, self._waiting = self._waiting, []
-        self._held = 0
+        for lane in tuple(self._lanes.values()):
+            self._measure(lane, lane.take_values())
+            self._measure(lane, lane.take_gradients(lane.boxes))
+
+    def close(self) -> None:
+        """Measure what waits, and take no gradient of what was met so far."""
+        self.settle()
+        for lane in self._lanes.values():
+            lane.is_closed = True
+        self._lanes, self.open = {}, None
+
+    def _measure(self, lane: Lane, taken: Sequence[Waiting]) -> None:
         recorder = self._recorder()
-        if not waiting or recorder is None:
+        if not taken or lane.is_closed or recorder is None:
             return
-        ready = []
-        for site, value, version in waiting:
-            if value._version == version:
-                ready.append((site, value))
-            else:
-                self.hasty.add(site)  # what flowed there is gone: nothing is better than another
-        if ready:
-            recorder.measure_together(ready)
+        try:
+            ready = []
+            for site, value, version in taken:
+                if value is None:
+                    continue
+                if value._version == version:
+                    ready.append((site, value))
+                else:  # what flowed there is gone: nothing is better than another
+                    self.hasty |= {site}
+            with lane.on_stream():
+                for start in range(0, len(ready), TOGETHER):
+                    recorder.measure_together(ready[start : start + TOGETHER])
+        except Exception as error:
+            recorder.guard.take(error)
 
     def learn(self, site: int, value: Tensor) -> None:
         """Look whether the values of some sites ago are still what they were."""
         if self.has_learned:
             return
-        self._sizes[site] = value.numel()
-        if self._sizes[site] >= _LARGE:
-            self.hasty.add(site)
+        self._versions[site] = value._version
+        if value.numel() > _LARGE:
+            self.hasty |= {site}
         for known, version, seen in self._latest:  # it may be gone by the time it is the oldest
             tensor = known()
             if tensor is not None and tensor._version != version:
-                self.hasty.add(seen)
+                self.hasty |= {seen}
         self._latest.append((weakref.ref(value), value._version, site))

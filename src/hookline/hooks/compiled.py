@@ -1,0 +1,99 @@
+"""What a junction asks of a compiled graph: an ear for each listener, and what dynamo traces."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hookline._errors import UnsupportedModel
+from hookline.hooks.arguments import positional_names
+from hookline.hooks.ears import VisitEar
+from hookline.hooks.operators import Ear
+from hookline.hooks.traced import Refused, Traced, TracedEar
+
+if TYPE_CHECKING:
+    from hookline.hooks.plans import Plan
+    from hookline.hooks.sessions import Session
+    from hookline.hooks.visits import Listener
+
+
+UNREADY = Refused(
+    "hookline attached to this model before torch.compile was first used, and cannot be traced now. "
+    "Attach after torch.compile(...) or model.compile(), or call the model eagerly: "
+    'with torch.compiler.set_stance("force_eager"): ...'
+)
+"""What is traced where the compiler was not there yet when the hooks were put on."""
+
+
+def may_be_traced() -> bool:
+    """Tell whether the compiler is there, so that it may trace a model."""
+    return "torch._dynamo" in sys.modules
+
+
+class Wiring:
+    """The ears of one module's listeners; they hear as long as this is held."""
+
+    __slots__ = ("_plan", "device", "ears", "refusal", "traced")
+
+    def __init__(self, module: nn.Module, plan: Plan) -> None:
+        self._plan = plan
+        self.device = device = _device_of(module, plan)
+        visits: dict[Session, VisitEar] = {}
+        for session, station in plan.stations:
+            if station.is_root or session.needs_visits:
+                visits[session] = VisitEar(device, session, station)
+        self.ears: list[Ear] = list(visits.values())
+        self.refusal = ""
+        """Why it cannot be done in a graph; empty where it can."""
+        beginning = tuple(TracedEar(one.key) for one in visits.values())
+        ending = tuple(TracedEar(one.key) for one in visits.values() if one.station.is_root)
+        names, rest = positional_names(module)
+        self.traced: Any
+        """What the compiler traces in the place of the hooks."""
+        try:
+            self.traced = Traced(
+                beginning=beginning,
+                ending=ending,
+                inputs=self._hear(device, visits, [*plan.inputs, *plan.input_gradients]),
+                outputs=self._hear(device, visits, [*plan.outputs, *plan.output_gradients]),
+                inside=self._hear(device, visits, plan.inside.listeners),
+                argument_names=names,
+                rest_name=rest,
+            )
+        except UnsupportedModel as error:
+            self.refusal = str(error)
+            self.traced = Refused(self.refusal)
+        for listener in (*plan.inputs, *plan.outputs):
+            if listener.hears_begin and listener.session in visits:
+                visits[listener.session].listeners.append(listener)
+
+    def serves(self, module: nn.Module, plan: Plan) -> bool:
+        """Tell whether this is what a plan asks for, and on the device where the values are."""
+        return plan is self._plan and self.device == _device_of(module, plan)
+
+    def _hear(
+        self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
+    ) -> tuple[Any, ...]:
+        found = []
+        for listener in sorted(dict.fromkeys(asked), key=lambda one: (one.stage, one.sequence)):
+            ear, traced = listener.make_ear(device, visits.get(listener.session))
+            if ear is not None:
+                self.ears.append(ear)
+            if traced is not None:
+                found.append(traced)
+        return tuple(found)
+
+
+def _device_of(module: nn.Module, plan: Plan) -> torch.device:
+    """Give the device where a module's values are, by its parameters or those of the model."""
+    trees = [session.tree for session, _ in plan.stations if session.tree is not None]
+    for one in (module, *(tree.root for tree in trees)):
+        tensor = next(one.parameters(), None)
+        if tensor is None:
+            tensor = next(one.buffers(), None)
+        if tensor is not None and tensor.device.type != "meta":
+            return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,98 @@
+"""Who hears what a compiled graph delivers: executions become visits, values reach listeners."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hookline._torch import graph_task_id
+from hookline.hooks.operators import BEGIN, Ear, Gradient, Place
+
+if TYPE_CHECKING:
+    from hookline.hooks.sessions import Session
+    from hookline.hooks.visits import Listener, Station, Visit
+
+
+class VisitEar(Ear):
+    """Count the executions of a module for one session, as its hooks would."""
+
+    __slots__ = ("_seen", "current", "listeners", "session", "station")
+
+    def __init__(self, device: torch.device, session: Session, station: Station) -> None:
+        super().__init__(device)
+        self.session = session
+        self.station = station
+        self.current: dict[int, Visit | None] = {}
+        """The visit under way, or the latest, by thread."""
+        self.listeners: list[Listener] = []
+        """Those who are told that an execution begins."""
+
+        self._seen: set[tuple[int, Ear, Place]] = set()
+        """What came in the visits under way."""
+
+    def visit_of(self, ear: Ear, place: Place) -> Visit | None:
+        """Give the visit that a value is of; begin one where none was announced.
+
+        That is so in checkpointed regions: what comes a second time is of the next execution.
+        """
+        thread = get_ident()
+        visit = self.current.get(thread)
+        one = (thread, ear, place)
+        is_old = visit is not None and self.session.active.get(thread) is not visit.call
+        if visit is None or one in self._seen or (is_old and graph_task_id() == -1):
+            visit = self._begin(thread, place)
+        self._seen.add(one)
+        return visit
+
+    def _begin(self, thread: int, place: Place) -> Visit | None:
+        self._seen = {one for one in self._seen if one[0] != thread}
+        # Graphs run without grad: what is said is how it was where they were traced.
+        with torch.set_grad_enabled(place.has_grad):
+            visit = self.session.begin(self.station, thread, graph_task_id())
+        self.current[thread] = visit
+        for listener in self.listeners if visit is not None else ():
+            listener.on_begin(visit)
+        return visit
+
+    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
+        thread = get_ident()
+        session = self.session
+        if place.port == BEGIN:
+            self._begin(thread, place)
+            return None
+        call = session.active.get(thread)
+        if call is not None and graph_task_id() == -1:
+            session.end_root(call)
+        return None
+
+
+class ListenerEar(Ear):
+    """Hand what is delivered to a listener, with the visit it belongs to."""
+
+    __slots__ = ("listener", "visits")
+
+    def __init__(self, device: torch.device, listener: Listener, visits: VisitEar) -> None:
+        super().__init__(device)
+        self.listener = listener
+        self.visits = visits
+
+    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
+        visit = self.visits.visit_of(self, place)
+        listener = self.listener
+        if visit is None or not listener.session.is_open:
+            return None
+        if listener.values and not visit.is_recompute:
+            listener.on_delivery(visit, place, tensor)
+        if not listener.gradients:
+            return None
+        heard = visit.original or visit
+        epoch = listener.session.epoch
+
+        def tell(grad: Tensor) -> None:
+            if listener.session.epoch is epoch:
+                listener.on_delivered_gradient(heard, place, grad, graph_task_id())
+
+        return tell

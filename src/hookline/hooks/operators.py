@@ -1,0 +1,270 @@
+"""The operators that carry a value out of a compiled graph to Python, while the graph runs.
+
+To the compiler they are opaque, kept in their order by an effect, and take nothing away from the
+model: a graph with them needs no break, forward or backward. What they do when they run is decided
+by whoever owns the key that they are called with, so a graph is compiled once and serves every
+session that asks for the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline._torch import (
+    graph_task_id,
+    is_recomputed,
+    register_effectful,
+    run_uncompiled,
+    save_in_checkpoint,
+)
+from hookline._trees import Path
+
+_BREAK = "\x1f"
+"""What stands between the parts of a place that is written as one string."""
+_WITHOUT = "\x1e"
+"""What stands before a place in code that is traced without grad."""
+
+BEGIN = "begin"
+"""The place of no value: an execution of a module begins."""
+END = "end"
+"""The place of no value: an execution of the root ends."""
+
+
+class Place(NamedTuple):
+    """Where in an execution of a module a value is."""
+
+    port: str
+    """The port: `input`, `output`, or a name inside forward such as `@scores[1]`."""
+    leaf: Path
+    """The way to the tensor in a nested value."""
+    has_grad: bool = True
+    """Whether grad was on where the value is made; while a graph runs torch does not tell."""
+
+
+def write_step(path: str, key: object) -> str:
+    """Add a key to a written path. Runs while a graph is traced, so it is as plain as can be."""
+    if isinstance(key, int):
+        return path + _BREAK + "#" + str(key)
+    return path + _BREAK + "." + str(key)
+
+
+def write_mode(place: str) -> str:
+    """Add whether grad is on. Runs while a graph is traced, after all steps were written."""
+    return place if torch.is_grad_enabled() else _WITHOUT + place
+
+
+@functools.lru_cache(maxsize=None)
+def read_place(text: str) -> Place:
+    """Read what the steps of `write_step` wrote after a port."""
+    port, *steps = text.removeprefix(_WITHOUT).split(_BREAK)
+    leaf = tuple(int(one[1:]) if one[0] == "#" else one[1:] for one in steps)
+    return Place(port, leaf, not text.startswith(_WITHOUT))
+
+
+Gradient = Callable[[Tensor], None]
+"""Who is told the gradient of a value that was handed over."""
+
+
+class Ear:
+    """Whoever hears what operators with its key deliver."""
+
+    __slots__ = ("__weakref__", "key")
+
+    def __init__(self, device: torch.device) -> None:
+        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        """Tells at run time whose a delivery is, by where it lies in memory; never read."""
+        _ears[self.key.data_ptr()] = self
+
+    def hear(self, tensor: Tensor, place: Place) -> None:
+        """Receive a value or a gradient (its port ends in `.grad`), in passing."""
+
+    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
+        """Receive a value; give who is to be told its gradient."""
+        self.hear(tensor, place)
+        return lambda grad: self.hear(grad, Place(f"{place.port}.grad", place.leaf))
+
+
+_ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
+_tickets: dict[int, Gradient] = {}
+_numbers = itertools.count(1)
+
+
+@run_uncompiled
+def _pass(value: Tensor, key: Tensor, place: str) -> None:
+    ear = _ears.get(key.data_ptr())
+    if ear is not None:
+        ear.hear(value, read_place(place))
+
+
+@run_uncompiled
+def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
+    number = next(_numbers)
+    ticket = torch.tensor(number)
+    ear = _ears.get(key.data_ptr())
+    told = None if ear is None else ear.take(value, read_place(place))
+    if told is not None:
+        _tickets[number] = told
+        # The graph that was recorded holds the ticket: when that is gone nobody will ask.
+        weakref.finalize(ticket, _tickets.pop, number, None).atexit = False
+    return ticket
+
+
+@run_uncompiled
+def _hand_back(grad: Tensor, ticket: Tensor) -> None:
+    told = _tickets.get(int(ticket))
+    if told is not None:
+        told(grad)
+
+
+@run_uncompiled
+def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
+    ear = _ears.get(key.data_ptr())
+    if ear is not None and graph_task_id() == -1:  # else it is the recompute of a region
+        ear.take(value, read_place(place))
+    return value.clone()
+
+
+def _make_library() -> Any:
+    library = torch.library.Library("hookline", "DEF")
+    # What they do, and what the compiler runs on tensors without content.
+    operators: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+        "pass_by": ("(Tensor value, Tensor key, str place) -> ()", _pass, _nothing),
+        "hand_over": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
+        "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
+        "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
+        "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
+    }
+    for name, (schema, run, fake) in operators.items():
+        library.define(name + schema)
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"hookline::{name}", fake, lib=library)
+    for name in ("pass_by", "hand_over", "hand_back"):
+        register_effectful(getattr(torch.ops.hookline, name).default)
+    return library
+
+
+def _nothing(*_: Any) -> None:
+    """Give what an operator gives that is only called."""
+
+
+def _no_ticket(*_: Any) -> Tensor:
+    return torch.zeros((), dtype=torch.int64)
+
+
+def _copy(value: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(value)
+
+
+_library = _make_library()
+_pass_by = torch.ops.hookline.pass_by.default
+"""Show a value to the ear with a key, and go on."""
+_hand = torch.ops.hookline.hand_over.default
+"""Give a value to the ear with a key; gives a ticket for its gradient."""
+_hand_back_grad = torch.ops.hookline.hand_back.default
+"""Give the gradient of a value to whoever the ticket is of."""
+
+# An effect cannot be repeated, so a checkpointed region can have none. There a value is given away
+# for a ticket that backward asks for, which is kept and not made again; or it is copied on its way,
+# and the copy that a recompute makes is known by when it comes.
+_hand_in = torch.ops.hookline.hand_in.default
+_carry_on = torch.ops.hookline.carry.default
+
+
+class _PassBoth(torch.autograd.Function):
+    """Show a tensor as it is made, and its gradient; both to an ear that tells them by the port."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, key: Tensor, place: str, has_value: bool) -> Tensor:
+        if has_value:
+            _pass_by(value, key, place)
+        ctx.key, ctx.place = key, place
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        port, mark, leaf = ctx.place.partition(_BREAK)
+        _pass_by(grad, ctx.key, f"{port}.grad{mark}{leaf}")
+        return grad, None, None, None
+
+
+class _HandBoth(torch.autograd.Function):
+    """Give a tensor away as it is made, and its gradient to who is told by the ticket."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, key: Tensor, place: str) -> Tensor:
+        if is_recomputed():
+            ctx.ticket = _hand_in(value, key, place)
+            save_in_checkpoint(_hand_in)
+        else:
+            ctx.ticket = _hand(value, key, place)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        _hand_back_grad(grad, ctx.ticket)
+        return grad, None, None
+
+
+# What a traced hook calls. The compiler takes these as they are and runs them when it makes the
+# graph out of operators, where it is known whether a region is checkpointed.
+
+
+def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
+    """Show a value; give what flows on in its place."""
+    if is_recomputed():
+        carried: Tensor = _carry_on(value.detach(), key, place)
+        return carried
+    _pass_by(value.detach(), key, place)
+    return value
+
+
+def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool) -> Tensor:
+    """Show a value and, when it comes, its gradient; give what flows on in its place."""
+    if is_recomputed():
+        return hand_both(value, key, place)
+    passed: Tensor = _PassBoth.apply(value, key, place, has_value)
+    return passed
+
+
+def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
+    """Give a value away; give what flows on in its place."""
+    if is_recomputed():
+        if value.requires_grad and torch.is_grad_enabled():
+            return hand_both(value, key, place)
+        carried: Tensor = _carry_on(value.detach(), key, place)
+        return carried
+    _hand(value.detach(), key, place)
+    return value
+
+
+def hand_both(value: Tensor, key: Tensor, place: str) -> Tensor:
+    """Give a value away and, when it comes, its gradient; give what flows on in its place."""
+    handed: Tensor = _HandBoth.apply(value, key, place)
+    return handed
+
+
+def announce(key: Tensor, place: str) -> None:
+    """Say that an execution begins or ends; in a checkpointed region its values have to tell."""
+    if not is_recomputed():
+        _hand(key, key, place)
+
+
+_is_allowed = False
+
+
+def ease_tracing() -> None:
+    """Have the compiler take these as they are."""
+    global _is_allowed
+    dynamo = sys.modules.get("torch._dynamo")
+    if not _is_allowed and dynamo is not None:
+        _is_allowed = True
+        for one in (pass_one, pass_both, hand_one, hand_both, announce):
+            dynamo.allow_in_graph(one)
