@@ -290,13 +290,14 @@ def test_nothing_is_copied_where_memory_holds_the_numbers() -> None:
     x = torch.randn(4, 5, 6)
     expanded = torch.randn(4, 1, 6).expand(4, 7, 6)
     for view in (x, x.permute(2, 0, 1), x[2:], x.mT, expanded, expanded.mT[1:]):
-        prepared = prepare(view, runs=True)
+        prepared = prepare(view, shortest_run=1)
         assert prepared.values.data_ptr() == view.data_ptr()
         assert prepared.values.numel() * prepared.repeats == view.numel()
     columns = torch.randn(8, 64)[:, 10:40]
-    assert prepare(columns, runs=True).run == (30, 64)
-    assert prepare(columns, runs=True, ordered=True).values.data_ptr() == columns.data_ptr()
+    assert prepare(columns, shortest_run=30).run == (30, 64)
+    assert prepare(columns, shortest_run=30, ordered=True).values.data_ptr() == columns.data_ptr()
     assert prepare(columns).values.is_contiguous()
+    assert prepare(columns, shortest_run=31).run is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 60)), max_size=4), st.booleans())

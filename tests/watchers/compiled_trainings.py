@@ -141,7 +141,7 @@ def assert_same_rows(
     """Require the same sites, and at each step the same numbers up to rounding."""
     left, right = eager.history, compiled.history
     assert left.steps.tolist() == right.steps.tolist()
-    own, other = ({one.address for one in each.sites()} for each in (left, right))
+    own, other = ({str(row["site"]) for row in each.sites()} for each in (left, right))
     assert own - set(without) == other
     for address in sorted(other):
         for stat in STATS:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 UNREADY = Refused(
-    "hookline attached to this model before torch.compile was first used, and cannot be traced now. "
-    "Attach after torch.compile(...) or model.compile(), or call the model eagerly: "
+    "hookline attached to this model before torch.compile was first used, and cannot be traced "
+    "now. Attach after torch.compile(...) or model.compile(), or call the model eagerly: "
     'with torch.compiler.set_stance("force_eager"): ...'
 )
 """What is traced where the compiler was not there yet when the hooks were put on."""

@@ -37,7 +37,6 @@ Light = tuple["Session", Station, Listener]
 """The only one who listens at a module: see `Plan.light`."""
 
 
-
 class LightRelay:
     """Bring the gradient of a fresh tensor to a listener that does not ask for the visit."""
 

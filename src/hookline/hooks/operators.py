@@ -13,13 +13,14 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hookline._torch import (
     graph_task_id,
+    is_capturing_cuda_graph,
     is_recomputed,
     register_effectful,
     run_uncompiled,
@@ -31,6 +32,9 @@ _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
 _WITHOUT = "\x1e"
 """What stands before a place in code that is traced without grad."""
+
+_CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+"""What is loaded where the compiler makes CUDA graphs."""
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""
@@ -61,7 +65,7 @@ def write_mode(place: str) -> str:
     return place if torch.is_grad_enabled() else _WITHOUT + place
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def read_place(text: str) -> Place:
     """Read what the steps of `write_step` wrote after a port."""
     port, *steps = text.removeprefix(_WITHOUT).split(_BREAK)
@@ -82,6 +86,9 @@ class Ear:
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
         """Tells at run time whose a delivery is, by where it lies in memory; never read."""
         _ears[self.key.data_ptr()] = self
+        dynamo = sys.modules.get("torch._dynamo")
+        if device.type == "cuda" and dynamo is not None:
+            dynamo.mark_static_address(self.key, guard=False)  # CUDA graphs need not copy it
 
     def hear(self, tensor: Tensor, place: Place) -> None:
         """Receive a value or a gradient (its port ends in `.grad`), in passing."""
@@ -97,8 +104,31 @@ _tickets: dict[int, Gradient] = {}
 _numbers = itertools.count(1)
 
 
+MOST_PLACES = 4
+"""How many values of one ear are measured while a CUDA graph is replayed."""
+_place_numbers: dict[tuple[str, Path], int] = {("output", ()): 0, ("output.grad", ()): 1}
+
+
+def number_place(place: Place) -> int | None:
+    """Number a place the same for every ear; None for one of too many."""
+    number = _place_numbers.setdefault(place[:2], len(_place_numbers))
+    return number if number < MOST_PLACES else None
+
+
+def _record(value: Tensor, key: Tensor, place: Place) -> None:
+    """Have a value measured whenever the CUDA graph is replayed that is being recorded."""
+    from hookline.stats.keyed import keyed_for  # needs Triton, and a GPU
+
+    number = number_place(place)
+    if number is not None:
+        keyed_for(value.device).accumulate(value.detach(), key, number)
+
+
 @run_uncompiled
 def _pass(value: Tensor, key: Tensor, place: str) -> None:
+    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
+        _record(value, key, read_place(place))
+        return
     ear = _ears.get(key.data_ptr())
     if ear is not None:
         ear.hear(value, read_place(place))
@@ -178,39 +208,40 @@ _hand_in = torch.ops.hookline.hand_in.default
 _carry_on = torch.ops.hookline.carry.default
 
 
-class _PassBoth(torch.autograd.Function):
-    """Show a tensor as it is made, and its gradient; both to an ear that tells them by the port."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, key: Tensor, place: str, has_value: bool) -> Tensor:
-        if has_value:
-            _pass_by(value, key, place)
-        ctx.key, ctx.place = key, place
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        port, mark, leaf = ctx.place.partition(_BREAK)
-        _pass_by(grad, ctx.key, f"{port}.grad{mark}{leaf}")
-        return grad, None, None, None
+Way = Literal["own", "made", "part"]
+"""How a gradient is heard of: on the tensor itself, on what it is a view of, on an alias of it."""
 
 
-class _HandBoth(torch.autograd.Function):
-    """Give a tensor away as it is made, and its gradient to who is told by the ticket."""
+def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way: Way) -> Tensor:
+    """Have a function called with the gradient of a value when it comes; give what flows on.
 
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, key: Tensor, place: str) -> Tensor:
-        if is_recomputed():
-            ctx.ticket = _hand_in(value, key, place)
-            save_in_checkpoint(_hand_in)
-        else:
-            ctx.ticket = _hand(value, key, place)
-        return value.view_as(value)
+    A hook and no node of ours: whatever is done to the tensor later, in place too, is what it would
+    be without. A linear layer gives a view of what it made (`made`); a hook there hears also where
+    the view is changed in place. What others use too is given on as an alias (`part`).
+    """
+    if way == "part" or value.is_leaf:
+        value = value.view_as(value)
+    base = value._base
+    if way != "made" or base is None or base.is_leaf or base.numel() != value.numel():
+        value.register_hook(change)
+        return value
+    shape = value.shape
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        _hand_back_grad(grad, ctx.ticket)
-        return grad, None, None
+    def reshape(grad: Tensor) -> Tensor | None:
+        new = change(grad.view(shape))
+        return None if new is None else new.view(grad.shape)
+
+    base.register_hook(reshape)
+    return value
+
+
+def _give(value: Tensor, key: Tensor, place: str) -> Tensor:
+    """Give a value away, for a ticket that backward asks for."""
+    if not is_recomputed():
+        return cast(Tensor, _hand(value.detach(), key, place))
+    ticket: Tensor = _hand_in(value.detach(), key, place)
+    save_in_checkpoint(_hand_in)
+    return ticket
 
 
 # What a traced hook calls. The compiler takes these as they are and runs them when it makes the
@@ -226,12 +257,14 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     return value
 
 
-def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool) -> Tensor:
+def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way = "own") -> Tensor:
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
     if is_recomputed():
-        return hand_both(value, key, place)
-    passed: Tensor = _PassBoth.apply(value, key, place, has_value)
-    return passed
+        return hand_both(value, key, place, way)
+    if has_value:
+        _pass_by(value.detach(), key, place)
+    port, mark, leaf = place.partition(_BREAK)
+    return hook_gradient(value, lambda grad: _pass_by(grad, key, f"{port}.grad{mark}{leaf}"), way)
 
 
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
@@ -245,10 +278,16 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     return value
 
 
-def hand_both(value: Tensor, key: Tensor, place: str) -> Tensor:
+def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
-    handed: Tensor = _HandBoth.apply(value, key, place)
-    return handed
+    ticket = _give(value, key, place)
+    return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
+
+
+def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
+    """Give the gradient of a value away when it comes; give what flows on in its place."""
+    ticket = _give(key, key, place)
+    return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
 
 
 def announce(key: Tensor, place: str) -> None:
@@ -266,5 +305,5 @@ def ease_tracing() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if not _is_allowed and dynamo is not None:
         _is_allowed = True
-        for one in (pass_one, pass_both, hand_one, hand_both, announce):
+        for one in (pass_one, pass_both, hand_one, hand_both, hand_gradient, announce):
             dynamo.allow_in_graph(one)

@@ -7,7 +7,6 @@ import inspect
 import torch
 from torch import nn
 
-from hookline import _torch
 from hookline._errors import UnsupportedModel
 from hookline.addresses import ModuleTree, Site
 

@@ -11,6 +11,7 @@ from hookline._errors import AddressError, EditError
 from hookline.addresses import Selector, Site, resolve
 from hookline.hooks import everywhere, observing
 from hookline.hooks.backward import BackwardListener
+from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import check_function
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -100,6 +101,7 @@ def _attach(
     where: Selector,
     make: Callable[[Session, Station], list[Listener]],
     prepend: bool,
+    compiled: Compiled,
 ) -> Handle:
     def refuse_port(site: Site) -> None:
         if site.port != "output" or site.leaf or site.is_grad:
@@ -114,7 +116,7 @@ def _attach(
         return everywhere.attach(
             f"hl.{name}(None, {where!r})", where, lambda session, station, _: make(session, station)
         )
-    session = Session(model, f"hl.{name}({where!r})")
+    session = Session(model, f"hl.{name}({where!r})", is_eager=check_compiled(compiled))
     assert session.tree is not None
     for site in leave_out_lazy(resolve(session.tree, where)):
         refuse_port(site)
@@ -131,12 +133,14 @@ def register_forward_pre_hook(
     *,
     prepend: bool = False,
     with_kwargs: bool = False,
+    compiled: Compiled = "graph",
 ) -> Handle:
     """Call `hook(module, args)` before each named module runs; a return replaces the arguments.
 
     Arguments passed by keyword are in `args` too, after the positional ones; with
     `with_kwargs=True` the hook is `hook(module, args, kwargs)` and returns `(args, kwargs)`.
-    `model=None` means every module of every model.
+    `model=None` means every module of every model. `compiled="eager"` runs a compiled model without
+    its graphs while the hook is there.
     """
     check_function(hook, "hl.register_forward_pre_hook")
     return _attach(
@@ -145,6 +149,7 @@ def register_forward_pre_hook(
         where,
         lambda session, station: [_ForwardListener(session, station, "input", hook, with_kwargs)],
         prepend,
+        compiled,
     )
 
 
@@ -155,11 +160,13 @@ def register_forward_hook(
     *,
     prepend: bool = False,
     with_kwargs: bool = False,
+    compiled: Compiled = "graph",
 ) -> Handle:
     """Call `hook(module, args, output)` after each named module; a return replaces the output.
 
     With `with_kwargs=True` the hook is `hook(module, args, kwargs, output)`.
-    `model=None` means every module of every model.
+    `model=None` means every module of every model. `compiled="eager"` runs a compiled model without
+    its graphs while the hook is there.
     """
     check_function(hook, "hl.register_forward_hook")
     return _attach(
@@ -168,6 +175,7 @@ def register_forward_hook(
         where,
         lambda session, station: [_ForwardListener(session, station, "output", hook, with_kwargs)],
         prepend,
+        compiled,
     )
 
 
@@ -177,11 +185,13 @@ def register_backward_pre_hook(
     hook: Callable[..., Any],
     *,
     prepend: bool = False,
+    compiled: Compiled = "graph",
 ) -> Handle:
     """Call `hook(module, grad_output)` when the gradients of a module's outputs are there.
 
     A return (a tuple, or a tensor where there is one output) replaces them.
-    `model=None` means every module of every model.
+    `model=None` means every module of every model. `compiled="eager"` runs a compiled model without
+    its graphs while the hook is there.
     """
     check_function(hook, "hl.register_backward_pre_hook")
     return _attach(
@@ -190,6 +200,7 @@ def register_backward_pre_hook(
         where,
         lambda session, station: [BackwardListener(session, station, "output", hook, is_pre=True)],
         prepend,
+        compiled,
     )
 
 
@@ -199,6 +210,7 @@ def register_backward_hook(
     hook: Callable[..., Any],
     *,
     prepend: bool = False,
+    compiled: Compiled = "graph",
 ) -> Handle:
     """Call `hook(module, grad_input, grad_output)` when a module's gradients are there.
 
@@ -206,7 +218,8 @@ def register_backward_hook(
     modules of many operations; `grad_output` one for each item returned. A return (a tuple, or a
     tensor where there is one input) replaces `grad_input`. A module none of whose inputs requires
     a gradient is called at the end of backward, with None for each input.
-    `model=None` means every module of every model.
+    `model=None` means every module of every model. `compiled="eager"` runs a compiled model without
+    its graphs while the hook is there.
     """
     check_function(hook, "hl.register_backward_hook")
 
@@ -216,4 +229,4 @@ def register_backward_hook(
             for port in ("input", "output")
         ]
 
-    return _attach("register_backward_hook", model, where, make, prepend)
+    return _attach("register_backward_hook", model, where, make, prepend, compiled)

@@ -404,9 +404,7 @@ class Listener:
     def no_leaf(self, visit: Visit, tree: Any) -> None:
         """Learn that this visit's value has no such leaf."""
 
-    def make_ear(
-        self, device: torch.device, visits: VisitEar | None
-    ) -> tuple[Ear | None, Any]:
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[Ear | None, Any]:
         """Make who hears for it in a compiled graph, and what the compiler traces for that.
 
         Raises where it cannot be done in a graph.

@@ -65,7 +65,8 @@ class Measuring:
 
     def locate(self, tensor: Tensor, *, with_runs: bool = True) -> Prepared:
         """Give the numbers of a tensor as they lie, copied only where there is no other way."""
-        if tensor.dtype in READABLE and is_direct(tensor, in_order=False):
+        is_plain = tensor.dtype in READABLE and is_direct(tensor, in_order=False)
+        if is_plain and not tensor.is_nested:
             layout = find_layout(tensor.shape, tensor.stride(), False)
             if not layout.repeated and (layout.is_dense or (with_runs and layout.run)):
                 run = None if layout.is_dense else layout.run

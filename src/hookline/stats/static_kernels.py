@@ -32,7 +32,7 @@ def accumulate(
         x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS
     )
     row_ptr = rows_ptr + share * WIDTH
-    _merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2)
+    merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2)
 
 
 @triton.jit(do_not_specialize=["inner", "outer", "step", "repeats"])
@@ -67,11 +67,11 @@ def accumulate_strided(
         SUMS,
     )
     row_ptr = rows_ptr + share * WIDTH
-    _merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2)
+    merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2)
 
 
 @triton.jit
-def _merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2):
+def merge_row(row_ptr, share, repeats, finite, nan, posinf, neginf, low, high, mean, m2):
     """Merge what a share has into its row; the first share counts the visit."""
     times = repeats.to(tl.float64)
     finite = finite * times

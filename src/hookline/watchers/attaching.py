@@ -195,6 +195,7 @@ class Attachment:
         """Listen at none, at no cost, until attached again."""
         if self.is_attached:
             self.is_attached = False
+            self._recorder.queue.close()
             for session in self._sessions:
                 session.close()
 
@@ -212,6 +213,7 @@ class Attachment:
     def set_aside(self) -> None:
         """Take all hooks off for a moment; does nothing before the start and after the end."""
         if self._hearer is not None and self._moved is None:
+            self._recorder.queue.close()
             for session in [*(self._sessions if self.is_attached else ()), *self._clocks]:
                 session.close()
 

@@ -23,6 +23,7 @@ from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
 from hookline.watchers.swift_ears import make_swift_ear
+from hookline.watchers.replayed import has_cuda_graphs
 from hookline.watchers.units import choose_probe
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ class WatchListener(Listener):
     """Measure the values and gradients of one port, or of one leaf of it."""
 
     __slots__ = (
-        "_grad_id",
         "_ids",
         "_prefix",
-        "_value_id",
         "_views",
         "every",
+        "gradient_site",
         "is_due",
         "probe",
         "recorder",
+        "value_site",
         "with_inference",
     )
 
@@ -98,7 +99,10 @@ class WatchListener(Listener):
         self._views: dict[Path, tuple[Tensor, int]] = {}
         """The latest views that were hooked: what shares their version, and the version then."""
         self._prefix = prefix
-        self._value_id = self._grad_id = -1
+        self.value_site = -1
+        """The number of its output, where that is one tensor; -1 before it was met."""
+        self.gradient_site = -1
+        """The number of that output's gradient."""
         self._ids: dict[tuple[str, Path, bool], int] = {}
 
     def on_input(
@@ -121,7 +125,7 @@ class WatchListener(Listener):
     ) -> Any:
         try:
             if self._hears(visit):
-                if isinstance(output, Tensor) and self._value_id >= 0:
+                if isinstance(output, Tensor) and self.value_site >= 0:
                     self._measure_output(output)
                 else:
                     self._measure(self.port, output)
@@ -144,8 +148,8 @@ class WatchListener(Listener):
     def on_light_gradient(self, grad: Tensor) -> None:
         if self.is_due and self.recorder.is_on and not _is_transformed():
             try:
-                if self._grad_id >= 0:
-                    self.recorder.measure(self._grad_id, grad)
+                if self.gradient_site >= 0:
+                    self.recorder.measure(self.gradient_site, grad)
                 else:
                     self._measure_one("output", (), grad, is_grad=True)
             except Exception as error:
@@ -174,9 +178,7 @@ class WatchListener(Listener):
                 self.recorder.guard.take(error)
         return grad
 
-    def make_ear(
-        self, device: torch.device, visits: VisitEar | None
-    ) -> tuple[WatchEar, TracedEar]:
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[WatchEar, TracedEar]:
         ear = WatchEar(device, self)
         traced = TracedEar(
             ear.key,
@@ -187,7 +189,7 @@ class WatchListener(Listener):
         )
         return ear, traced
 
-    def on_passing(self, place: Place, tensor: Tensor) -> None:
+    def on_passing(self, place: Place, tensor: Tensor, ear_key: Tensor) -> None:
         """Measure a value or a gradient in a compiled graph, whose memory is used again at once."""
         recorder, port = self.recorder, place.port
         is_grad = port.endswith(_GRAD)
@@ -210,6 +212,8 @@ class WatchListener(Listener):
                 if is_output and self.probe is not None:
                     recorder.units.meet(number, self.probe, tensor)
             recorder.measure_passing(number, tensor)
+            if ear_key.is_cuda and has_cuda_graphs():
+                recorder.prepare_replays(ear_key, place, number, tensor)
             if is_output and self.probe is not None and recorder.units.is_on:
                 recorder.units.look(number, self.probe, tensor)
         except Exception as error:
@@ -253,9 +257,9 @@ class WatchListener(Listener):
     def _measure_output(self, output: Tensor) -> None:
         """Measure an output that is one tensor, met before."""
         recorder = self.recorder
-        recorder.measure(self._value_id, output)
+        recorder.measure(self.value_site, output)
         if self.probe is not None and recorder.units.is_on:
-            recorder.units.look(self._value_id, self.probe, output)
+            recorder.units.look(self.value_site, self.probe, output)
 
     def _measure(self, port: str, tree: Any) -> None:
         leaf = self.leaf
@@ -275,13 +279,13 @@ class WatchListener(Listener):
             number = self._meet(key, tensor)
             if port == "output" and not path:
                 if is_grad:
-                    self._grad_id = number
+                    self.gradient_site = number
                 else:
-                    self._value_id = number
+                    self.value_site = number
                     self.is_light = not self.leaf
                     if self.probe is not None:
                         self.recorder.units.meet(number, self.probe, tensor)
-        if number == self._value_id:
+        if number == self.value_site:
             self._measure_output(tensor)
         else:
             self.recorder.measure(number, tensor)
@@ -335,7 +339,7 @@ class WatchEar(Ear):
         self.listener = listener
 
     def hear(self, tensor: Tensor, place: Place) -> None:
-        self.listener.on_passing(place, tensor)
+        self.listener.on_passing(place, tensor, self.key)
 
 
 class CallListener(Listener):
@@ -376,7 +380,6 @@ class CallListener(Listener):
             except Exception as error:
                 self.recorder.guard.take(error)
         return args, kwargs
-
 
     def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[None, None]:
         # The graph itself tells of its beginning, and what a call is made with stays inside.

@@ -21,8 +21,10 @@ from torch import Tensor
 from hookline._errors import UnsupportedTensor
 from hookline.runs import SiteFacts
 from hookline.stats import Extras, Log, Update, open_log
+from hookline.hooks.operators import Place, number_place
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
+from hookline.watchers.replayed import Replayed
 from hookline.watchers.sorting import Event, UpdateEvent
 from hookline.watchers.units import UnitLog
 from hookline.watchers.waiting import TOGETHER, Queue
@@ -69,6 +71,8 @@ class Recorder:
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
         """Values on a GPU that wait to be measured with others."""
+        self.replayed = Replayed()
+        """What CUDA graphs measure by themselves."""
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
@@ -86,13 +90,31 @@ class Recorder:
 
     def give_up(self) -> None:
         """Measure nothing any more, whoever asks."""
-        self.is_on = False
         self.has_given_up = True
+        self.switch(False)
+
+    def switch(self, is_on: bool) -> None:
+        """Measure values from now on, or none."""
+        if is_on != self.is_on and not self.has_given_up:
+            self.queue.settle()  # before: what has come by now counts, or does not
+        self.is_on = is_on and not self.has_given_up
+        self.queue.open = None
+
+    def await_begin(self, tell: Callable[[], None]) -> None:
+        """Have it told when the next value comes: the step is complete, that is of the next."""
+        self.tell_begin = tell
+        self.queue.open = None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether values are measured, and nothing else is to be done about them in this step."""
+        is_plain = not self.extras and not self.units.is_on
+        return self.is_on and is_plain and self.tell_begin is None
 
     @property
     def has_events(self) -> bool:
         """Whether anything was measured in the step under way."""
-        return bool(self._step.events)
+        return bool(self._step.events) or (self.is_on and bool(self.replayed))
 
     @property
     def has_scalars(self) -> bool:
@@ -103,11 +125,13 @@ class Recorder:
     def deaf(self) -> Iterator[None]:
         """Hear nothing of what models do inside."""
         was_on, begin = self.is_on, self.tell_begin
-        self.is_on, self.tell_begin, self.is_deaf = False, None, True
+        self.switch(False)
+        self.tell_begin, self.is_deaf = None, True
         try:
             yield
         finally:
-            self.is_on, self.tell_begin, self.is_deaf = was_on, begin, False
+            self.switch(was_on)
+            self.tell_begin, self.is_deaf = begin, False
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -175,6 +199,15 @@ class Recorder:
         except UnsupportedTensor as error:
             self.unmeasured[self.facts[site].address] = str(error)
         self.own_seconds += time.perf_counter() - begun
+
+    def prepare_replays(self, key: Tensor, place: Place, site: int, value: Tensor) -> None:
+        """Have a value measured too when the CUDA graph that makes it is replayed."""
+        number = number_place(place)
+        if number is not None:
+            self.replayed.meet(key, number, site, value)
+        else:
+            address = self.facts[site].address
+            self.unmeasured.setdefault(address, "too many values of one module in a CUDA graph")
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
@@ -309,7 +342,7 @@ class Recorder:
     def start_step(self, extras: Extras, *, is_on: bool) -> None:
         """Begin a step; what is measured from now on belongs to it."""
         self.extras = int(extras)  # a plain number: hooks test it again and again
-        self.is_on = is_on and not self.has_given_up
+        self.switch(is_on)
         self._started = time.perf_counter()
         self.own_seconds = 0.0
 
@@ -322,12 +355,18 @@ class Recorder:
         self._last = None
         used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}
         used |= {log for _, log in step.losses}
+        taken = {log: log.take() for log in self._logs.values() if log in used}
+        replayed: list[Event] = []
+        if self.replayed:
+            more, replayed = self.replayed.take()
+            taken.update(more)
         return Harvest(
             step=number,
             time=time.time(),
             seconds=time.perf_counter() - self._started,
-            taken={log: log.take() for log in self._logs.values() if log in used},
+            taken=taken,
             events=step.events,
+            replayed=replayed,
             updates=step.updates,
             unscaled=step.unscaled,
             scale=step.scale,

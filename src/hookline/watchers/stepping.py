@@ -110,7 +110,8 @@ class Steps:
             if not self.is_complete and self.is_running:
                 self._look_for_bad()
             self._end(is_partial=not self.is_complete)
-        self._recorder.is_on = self.is_running = False
+        self.is_running = False
+        self._recorder.switch(False)
         self._seeker.drop()
 
     # What the clock tells.
@@ -214,9 +215,11 @@ class Steps:
         recorder = self._recorder
         if not self._is_our_backward:
             return
+        recorder.queue.settle()
         count, before = self._new_losses
         self._new_losses = 0, 0
-        if count and recorder.has_gradients and recorder.progress == before:
+        is_quiet = recorder.progress == before and not recorder.replayed
+        if count and recorder.has_gradients and is_quiet:
             recorder.drop_losses(count)  # it went past every watched value: not our loss
             return
         self._backwards.note_backward(fills=fills)
@@ -306,7 +309,7 @@ class Steps:
     def _complete(self) -> None:
         """Let whatever is called next begin the step: the model, or a part of it by itself."""
         self.is_complete = True
-        self._recorder.tell_begin = self.begin_if_due
+        self._recorder.await_begin(self.begin_if_due)
         if graph_task_id() != -1:  # it steps inside the backward, which is not over
             return
         if self._is_next_due is None:
@@ -385,13 +388,13 @@ class Steps:
     def pause(self) -> None:
         """Measure nothing until `resume`."""
         self.is_paused = True
-        self._recorder.is_on = False
+        self._recorder.switch(False)
         self._attach(False)
 
     def resume(self) -> None:
         """Go on with the step under way."""
         self.is_paused = False
-        self._recorder.is_on = self._is_due and not self._recorder.has_given_up
+        self._recorder.switch(self._is_due)
         self._attach(self._is_due if self._is_next_due is None else self._is_next_due)
 
     def _begin(self, is_due: bool) -> None:

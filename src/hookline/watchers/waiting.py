@@ -5,7 +5,9 @@ wait as long as nobody changes it: its version tells. Sites whose value is chang
 after it was made are found in the first step, or the first time it happens, and wait no more.
 
 Gradients that may wait come without any Python: the hook on the tensor is a list's own `append`,
-and every eighth one is a function that measures what has come since.
+and every eighth one is a function that measures what has come since. Their version is not known
+then. But autograd adds in place only to what nobody else holds, and who else changes gradients in
+place is found in the first step, and in those now and then that are heard the longer way.
 """
 
 from __future__ import annotations
@@ -28,17 +30,11 @@ if TYPE_CHECKING:
 TOGETHER = 8
 """How many values are measured in one launch."""
 
-_LOOK_BACK = 2 * TOGETHER
-"""How many values later one is looked at again, to see whether it is changed in place soon."""
-
 _LARGE = 1 << 25
 """Elements of a value that may wait: a larger one is not worth its memory."""
 
-Waiting = tuple[int, Tensor | None, int]
-"""A site, its value, and the version that the value has if nobody changed it."""
-
-Box = tuple[int, list[Tensor | None], int]
-"""A site, its gradients that wait, and the version that they come with."""
+Box = tuple[int, list[Tensor | None]]
+"""A site, and its gradients that wait."""
 
 
 class Lane:
@@ -59,22 +55,22 @@ class Lane:
         """Whether what still comes is of no interest any more."""
         self.lock = threading.Lock()
 
-    def take_values(self) -> list[Waiting]:
+    def take_values(self) -> list[tuple[int, Tensor, int]]:
         """Take the values; another thread may put some there meanwhile."""
         with self.lock:
-            taken: list[Waiting] = [*self.waiting]
+            taken = self.waiting[:]
             del self.waiting[: len(taken)]
         return taken
 
-    def take_gradients(self, boxes: Sequence[Box]) -> list[Waiting]:
-        """Take the gradients in some boxes."""
-        taken: list[Waiting] = []
+    def take_gradients(self, boxes: Sequence[Box]) -> list[tuple[int, Tensor]]:
+        """Take the gradients in some boxes; where autograd made none, None is there."""
+        taken = []
         with self.lock:
-            for site, box, version in boxes:
+            for site, box in boxes:
                 if box:
                     found = box[:]
                     del box[: len(found)]
-                    taken += [(site, grad, version) for grad in found]
+                    taken += [(site, grad) for grad in found if grad is not None]
         return taken
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -101,15 +97,16 @@ class Queue:
         """The lane used last, where its values may be put without more ado; else None."""
         self._recorder = weakref.ref(recorder)
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._versions: dict[int, int] = {}
-        """The version that the values of a site come with."""
-        self._latest: deque[tuple[weakref.ref[Tensor], int, int]] = deque(maxlen=_LOOK_BACK)
+        self._known: set[int] = set()
+        """Sites that were met while it learned."""
+        self._latest: deque[tuple[int, Tensor, int]] = deque(maxlen=2 * TOGETHER)
+        """While it learns, the latest values, held as if they waited."""
 
     @property
     def length(self) -> int:
         """How many values wait."""
         return sum(
-            len(lane.waiting) + sum(len(box) for _, box, _ in lane.boxes)
+            len(lane.waiting) + sum(len(box) for _, box in lane.boxes)
             for lane in self._lanes.values()
         )
 
@@ -136,16 +133,15 @@ class Queue:
         Not before the next one comes: a module around often returns the very same.
         """
         if len(lane.waiting) >= TOGETHER:
-            self._measure(lane, lane.take_values())
+            self._settle_values(lane)
 
     def make_box(self, lane: Lane, site: int) -> Callable[[Tensor | None], None] | None:
         """Make what takes the gradients of a site; None where they must not wait."""
-        version = self._versions.get(site)
-        if version is None or site in self.hasty:
+        if site not in self._known or site in self.hasty:
             return None
         box: list[Tensor | None] = []
         number = len(lane.boxes)
-        lane.boxes.append((site, box, version))
+        lane.boxes.append((site, box))
         if number % TOGETHER:
             return box.append
 
@@ -158,8 +154,10 @@ class Queue:
 
     def settle(self) -> None:
         """Measure what waits, and hold it no longer."""
+        self._look_back()
+        self._latest.clear()
         for lane in tuple(self._lanes.values()):
-            self._measure(lane, lane.take_values())
+            self._settle_values(lane)
             self._measure(lane, lane.take_gradients(lane.boxes))
 
     def close(self) -> None:
@@ -169,19 +167,22 @@ class Queue:
             lane.is_closed = True
         self._lanes, self.open = {}, None
 
-    def _measure(self, lane: Lane, taken: Sequence[Waiting]) -> None:
+    def _settle_values(self, lane: Lane) -> None:
+        ready = []
+        for site, value, version in lane.take_values():
+            if value._version == version:
+                ready.append((site, value))
+            else:  # what flowed there is gone: nothing is better than another
+                self.hasty |= {site}
+        self._measure(lane, ready)
+
+    def _measure(self, lane: Lane, ready: Sequence[tuple[int, Tensor]]) -> None:
         recorder = self._recorder()
-        if not taken or lane.is_closed or recorder is None:
+        if not ready or lane.is_closed or recorder is None or not recorder.is_on:
+            return
+        if is_functorch_active() or is_tracing():
             return
         try:
-            ready = []
-            for site, value, version in taken:
-                if value is None:
-                    continue
-                if value._version == version:
-                    ready.append((site, value))
-                else:  # what flowed there is gone: nothing is better than another
-                    self.hasty |= {site}
             with lane.on_stream():
                 for start in range(0, len(ready), TOGETHER):
                     recorder.measure_together(ready[start : start + TOGETHER])
@@ -189,14 +190,21 @@ class Queue:
             recorder.guard.take(error)
 
     def learn(self, site: int, value: Tensor) -> None:
-        """Look whether the values of some sites ago are still what they were."""
+        """Look whether the latest values are still what they were.
+
+        They are held meanwhile, as they will be: a gradient that somebody holds is not added to
+        in place, where one that nobody needs any more would be.
+        """
         if self.has_learned:
             return
-        self._versions[site] = value._version
+        self._known.add(site)
         if value.numel() > _LARGE:
             self.hasty |= {site}
-        for known, version, seen in self._latest:  # it may be gone by the time it is the oldest
-            tensor = known()
-            if tensor is not None and tensor._version != version:
-                self.hasty |= {seen}
-        self._latest.append((weakref.ref(value), value._version, site))
+            return
+        self._look_back()
+        self._latest.append((site, value, value._version))
+
+    def _look_back(self) -> None:
+        changed = {site for site, one, version in self._latest if one._version != version}
+        if changed:
+            self.hasty |= changed
