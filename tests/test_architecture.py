@@ -83,6 +83,7 @@ PUBLIC = {
     "NotComparable",
     "NotRecorded",
     "OutOfBudget",
+    "OutOfMemory",
     "Overwritten",
     "Recording",
     "Rule",
