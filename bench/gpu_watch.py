@@ -42,13 +42,17 @@ MONITORS = [
     Monitor("hand: aminmax, sum, L2, one copy", hook_by_hand),
     Monitor("hand: mean, std, absmax, NaNs, .item()", hook_naively),
 ]
+ALONE = {"rules": False, "replay": False, "units_every": 0}
 WATCHED = [
-    Monitor("hl.watch, outputs and gradients", watch(**VALUES), target=1.12),
-    Monitor("hl.watch, and a sketch", watch(**VALUES | {"sketch_every": 1})),
-    Monitor("hl.watch, and parameters, updates", watch(**WEIGHTS)),
-    Monitor("hl.watch, every=10", watch(**VALUES, every=10)),
+    Monitor("hl.watch, outputs and gradients", watch(**VALUES, **ALONE), target=1.10),
+    Monitor("hl.watch, every=10", watch(**VALUES, **ALONE, every=10), target=1.02),
+    Monitor("hl.watch, and judged", watch(**VALUES)),
+    Monitor("hl.watch, and a sketch", watch(**VALUES | {"sketch_every": 1}, **ALONE)),
+    Monitor("hl.watch, and parameters, updates", watch(**WEIGHTS, **ALONE)),
     Monitor("hl.watch, as it comes", watch()),
 ]
+QUICK = ("again", "nothing", "outputs", "every", "judged")
+"""What `--quick` measures, by parts of the names."""
 
 
 @dataclass(slots=True)
@@ -104,7 +108,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10, help="steps in a row in a round; tens")
+    parser.add_argument(
+        "--warm", type=int, default=40, help="steps before: in the first 40 channels are looked at"
+    )
+    parser.add_argument("--quick", action="store_true", help="under a minute: the targets alone")
     options = parser.parse_args()
+    if options.quick:
+        options.only, options.rounds = options.only or ",".join(QUICK), min(options.rounds, 6)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not options.tiny:
         parser.error("there is no GPU here; --tiny runs without one")
@@ -122,8 +132,9 @@ def main() -> None:
         stopwatch = Stopwatch(device)
         print(measure_steps(monitors, trainings, options, stopwatch).markdown(), end="\n\n")
         print(count_waits(trainings, stopwatch).markdown(), end="\n\n", flush=True)
-    count = 2**14 if options.tiny else 2**29
-    print(measure_reading(count, device, stopwatch).markdown())
+    if not options.quick:
+        count = 2**14 if options.tiny else 2**29
+        print(measure_reading(count, device, stopwatch).markdown())
 
 
 def name_device(device: str) -> str:
@@ -154,6 +165,9 @@ def measure_steps(
         for name, one in trainings.items()
     }
     torch.use_deterministic_algorithms(False)
+    for training in trainings.values():
+        for _ in range(options.warm):
+            training.step()
     gc.collect()
     gc.freeze()  # what was made so far is not searched again while steps are timed
     turns = {name: Turns() for name in trainings}
@@ -200,14 +214,16 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 def count_waits(trainings: dict[str, Training], stopwatch: Stopwatch) -> Table:
     """Count what makes the host wait in one step, as the profiler and as torch itself see it."""
     header = ["monitor", "waits, training threads", "waits, others", "copies to the host"]
-    table = Table("Host synchronisation in one step", [*header, "torch's own check"])
+    header += ["torch's own check", "device busy ms", "kernels"]
+    table = Table("Host synchronisation in one step, and what the device does", header)
     for name, training in trainings.items():
         training.step()
         training.attached.settle()
         stopwatch.wait()
         waits = profile_step(training, stopwatch)
         row = [name, str(waits["training"]), str(waits["others"]), describe_copies(waits)]
-        table.rows.append([*row, check_step(training) if stopwatch.is_cuda else "no GPU"])
+        row.append(check_step(training) if stopwatch.is_cuda else "no GPU")
+        table.rows.append([*row, f"{waits['busy ns'] / 1e6:.2f}", str(waits["kernels"])])
         stopwatch.wait()
     table.notes = [
         "Training threads are the one that trains and autograd's; a copy to pageable memory waits "
@@ -246,6 +262,9 @@ def count_events(events: list[dict[str, Any]], trainer: int) -> Counter[str]:
                 counts["others"] += 1
             elif event["ts"] <= end:
                 counts["training"] += 1
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            counts["busy ns"] += int(1000 * event["dur"])
+            counts["kernels"] += event["cat"] == "kernel"
         if name.startswith("Memcpy DtoH"):
             counts[name.removeprefix("Memcpy DtoH ")] += 1
     return counts

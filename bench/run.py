@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from backwards import measure_grads, measure_module_backward
+from compiled import measure_compiled
 from forwards import measure_capture, measure_edit
 from insides import measure_inside
 from leftovers import measure_idle, measure_import, measure_memory
@@ -36,6 +37,7 @@ def main() -> None:
         "edit": lambda: measure_edit(rounds),
         "inside": lambda: measure_inside(rounds, options.peers),
         "watch": lambda: measure_watch(20 if options.quick else 150, options.peers),
+        "compiled": lambda: measure_compiled(4 if options.quick else 20),
         "record": lambda: measure_record(20 if options.quick else 150),
         "import": lambda: measure_import(3 if options.quick else 10),
         "memory": measure_memory,

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,17 +60,28 @@ WATCHED = [
 class Training:
     """A model, its optimizer and its batches, the same each time it is made."""
 
-    def __init__(self, size: Size, *, device: str = "cpu", dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        size: Size,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        make_model: Callable[[Size], nn.Module] = TrainedGPT,
+    ) -> None:
         torch.manual_seed(0)
         with torch.device(device):
-            self.model = TrainedGPT(size).to(dtype)
-        is_fused = None if device == "cpu" else True
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=is_fused)
+            self.model = make_model(size).to(dtype)
+        self.is_fused = None if device == "cpu" else True
+        self.optimizer = self.make_optimizer()
         shape = (16, size.batch, size.length + 1)
         self.batches = torch.randint(0, size.vocabulary, shape).to(device)
         self.around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self.attached = Attached()
         self.taken = 0
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Make an optimizer that has not stepped."""
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.is_fused)
 
     def step(self) -> Tensor:
         """Train on one batch; give the loss."""
@@ -79,7 +90,8 @@ class Training:
         self.attached.before_step()
         self.optimizer.zero_grad()
         with self.around:
-            logits = self.model(batch[:, :-1])
+            output = self.model(batch[:, :-1])
+            logits = getattr(output, "logits", output)  # as those of transformers give them
             loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         self.optimizer.step()

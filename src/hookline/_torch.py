@@ -6,8 +6,11 @@ that moves one of them fails there and not in a user's run. Knows nothing of hoo
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -172,6 +175,11 @@ def is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def has_compiled_part(model: nn.Module) -> bool:
+    """Tell whether a model, or any module in it, was given to `torch.compile`."""
+    return "torch._dynamo" in sys.modules and any(map(is_compiled, model.modules()))
+
+
 def is_compile_forced_eager() -> bool:
     """Tell whether `torch.compiler.set_stance("force_eager")` is in effect."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -204,8 +212,33 @@ def run_uncompiled(function: Any) -> Any:
     return function
 
 
+def settle_when_traced(function: Any) -> Any:
+    """Have the compiler call a function when it traces a call of it, and take what that gives.
+
+    The mark that `torch.compiler.assume_constant_result` sets, which would load the compiler.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def traced_calls() -> Iterator[tuple[CodeType, Callable[[str], Any]]]:
+    """Give the code of each function that is being traced, innermost first, and its variables.
+
+    As `sys._getframe` does for functions that run; called by what `settle_when_traced` marked.
+    """
+    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
+    one = translator.current_tx().output.current_tx
+    while one is not None:
+        symbolic = one.symbolic_locals
+        yield one.f_code, lambda name, known=symbolic: getattr(known.get(name), "value", None)
+        one = getattr(one, "parent", None)
+
+
 def has_compiled_code() -> bool:
-    """Tell whether anything was compiled in this process, by `torch.compile` or the like."""
+    """Tell whether anything was or will be compiled in this process, by `torch.compile`."""
+    asked = sys.modules.get("torch._dynamo.eval_frame")
+    if asked is not None and asked.cached_backends:
+        return True
     convert = sys.modules.get("torch._dynamo.convert_frame")
     return convert is not None and bool(convert.input_codes.seen)
 
@@ -232,3 +265,23 @@ def save_in_checkpoint(operator: Any) -> None:
         if node.target is operator:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             return
+
+
+def list_graph_breaks() -> list[tuple[str, str]]:
+    """List where the compiler broke graphs so far in this process, and why, in a few words."""
+    known = sys.modules.get("torch._dynamo.utils")
+    found = []
+    for one in [] if known is None else known.graph_break_reasons:
+        last = one.user_stack[-1] if one.user_stack else None
+        where = "?" if last is None else f"{os.path.basename(last.filename)}:{last.lineno}"
+        found.append((where, one.reason.strip().partition("\n")[0]))
+    return found
+
+
+def count_recompile_limits() -> int:
+    """Count how often the compiler gave up on a function that it had compiled too often."""
+    known = sys.modules.get("torch._dynamo.utils")
+    if known is None:
+        return 0
+    reasons = known.counters["unimplemented"] + known.counters["graph_break"]
+    return sum(count for text, count in reasons.items() if "recompile limit" in text)

@@ -73,14 +73,24 @@ def test_in_a_step_that_is_not_watched_a_model_joins_quietly() -> None:
     assert watched.series("fc1", "count").values.size in (1, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_a_model_that_cannot_be_listened_at_is_noted_and_its_weights_are_measured() -> None:
     model = Net()
-    compiled = torch.compile(model, backend="eager")
+    scripted = torch.jit.script(model)
+    with hl.watch({}) as watched:
+        watched.add_model(scripted, "net")
+        train(scripted)
+    assert watched.series("net.fc1.weight:update", "count").values.tolist() == [12.0] * 3
+    assert any("`net` is not listened at" in one and "Script" in one for one in watched.notes)
+
+
+def test_a_compiled_model_is_listened_at() -> None:
+    compiled = torch.compile(Net(), backend="eager")
     with hl.watch({}) as watched:
         watched.add_model(compiled, "net")
         train(compiled)
-    assert watched.series("net.fc1.weight:update", "count").values.tolist() == [12.0] * 3
-    assert any("`net` is not listened at" in one and "compiled" in one for one in watched.notes)
+    assert watched.series("net.fc1:output.grad", "count").values.size == 3
+    assert watched.notes == []
 
 
 def test_a_model_without_a_wanted_site_is_noted() -> None:

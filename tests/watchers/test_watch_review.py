@@ -223,12 +223,11 @@ def test_calls_without_grad_alone_say_why_nothing_is_there(tmp_path: Path) -> No
     (note,) = watched.notes
     assert note == (
         "nothing was measured at any site: no call with grad was heard of in a watched step "
-        "(calls without grad are measured with `with_inference=True` alone); a model compiled "
-        "since the watch began shows nothing of its inside"
+        "(calls without grad are measured with `with_inference=True` alone)"
     )
     assert hl.open_run(tmp_path / "run").document("notes") == {"notes": [note]}
     with hl.watch(model, with_inference=True) as watched, torch.no_grad():
         (note,) = watched.notes
-        assert "no call was heard of in a watched step; a model" in note
+        assert note.endswith("no call was heard of in a watched step")
         model(torch.randn(2, 3))
         assert watched.notes == []

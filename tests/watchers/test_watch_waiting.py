@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
 import torch
 from torch import Tensor
 
 from hookline.runs import SiteFacts
 from hookline.stats.rows import derive
+from hookline.watchers import waiting
 from hookline.watchers.recording import Recorder
 from hookline.watchers.sorting import SiteSorter
 from hookline.watchers.units import UnitCounter
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have values on the CPU wait, as those on a GPU do: on one stream."""
+    monkeypatch.setattr(waiting, "raw_cuda_stream", lambda device: 0)
+    monkeypatch.setattr(waiting, "current_stream", lambda device: None)
 
 
 def make_recorder(sites: int) -> Recorder:
@@ -52,10 +63,14 @@ def test_one_value_that_cannot_be_measured_leaves_the_others() -> None:
     assert "meta" in recorder.unmeasured["0:output"]
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_value_that_was_changed_while_it_waited_is_left_out_and_waits_no_more() -> None:
     recorder = make_recorder(2)
     queue, changed, kept = recorder.queue, torch.ones(3), torch.ones(3)
-    queue._waiting = [(0, changed, changed._version), (1, kept, kept._version)]
+    queue.has_learned = True
+    assert queue.take(0, changed)
+    assert queue.take(1, kept)
+    assert queue.length == 2
     changed.mul_(5)
     queue.settle()
     assert read_means(recorder) == {1: 1.0}
@@ -73,3 +88,62 @@ def test_the_first_step_finds_values_that_are_changed_soon() -> None:
     assert not recorder.queue.has_learned
     assert read_means(recorder) == {0: 1.0, 1: 1.0, 2: 1.0}
     assert recorder.queue.has_learned
+
+
+@pytest.mark.usefixtures("streams")
+def test_values_of_two_streams_wait_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = make_recorder(4)
+    queue, went = recorder.queue, []
+    queue.has_learned = True
+    for stream in (7, 8):
+        monkeypatch.setattr(waiting, "raw_cuda_stream", lambda device, now=stream: now)
+        monkeypatch.setattr(waiting, "current_stream", lambda device, now=stream: now)
+        queue.take(stream - 7, torch.full((2,), float(stream)))
+
+    def use(stream: int) -> contextlib.nullcontext[None]:
+        went.append(stream)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    assert read_means(recorder) == {0: 7.0, 1: 8.0}
+    assert went == [7]  # the other is where work goes now
+
+
+@pytest.mark.usefixtures("streams")
+def test_gradients_wait_in_lists_until_the_first_of_their_group() -> None:
+    recorder = make_recorder(9)
+    queue = recorder.queue
+    for site in range(9):
+        recorder.measure_now(site, torch.ones(1))
+    recorder.end_step(0)
+    queue.take(0, torch.ones(1))
+    lane = next(iter(queue._lanes.values()))
+    hooks = [queue.make_box(lane, site) for site in range(9)]
+    lengths = []
+    for number, hook in reversed(list(enumerate(hooks))):
+        assert hook is not None
+        hook(torch.full((2,), float(number)))
+        lengths.append(queue.length)
+    assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 1]  # the one that waits is no gradient
+    means = {number: float(number) for number in range(9)} | {0: 1 / 3}
+    assert read_means(recorder) == pytest.approx(means)
+    assert queue.make_box(lane, 10) is None  # not met while it learned
+
+
+@pytest.mark.usefixtures("streams")
+def test_what_comes_after_the_end_is_let_go() -> None:
+    recorder = make_recorder(2)
+    queue = recorder.queue
+    for site in range(2):
+        recorder.measure_now(site, torch.ones(1))
+    recorder.end_step(0)
+    queue.take(0, torch.ones(1))
+    lane = next(iter(queue._lanes.values()))
+    last, first = (queue.make_box(lane, site) for site in range(2))
+    assert first is not None
+    assert last is not None
+    queue.close()
+    first(torch.ones(1))
+    last(torch.ones(1))
+    assert not any(lane.boxes)
+    assert read_means(recorder) == {0: 1.0}

@@ -15,6 +15,7 @@ from hookline._errors import NoSuchSite, OutOfMemory, UnsupportedModel
 from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
+from hookline.captures.delivered import imagine, put_structure, put_tensor
 from hookline.captures.foreseeing import may_change
 from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwritten
 from hookline.captures.records import Place, VisitRecord, once_backward_ends
@@ -22,7 +23,7 @@ from hookline.captures.shortage import explain_shortage, is_out_of_memory
 from hookline.hooks.arguments import bind
 from hookline.hooks.ears import ListenerEar, VisitEar
 from hookline.hooks.functions import Which, is_among
-from hookline.hooks.operators import Ear
+from hookline.hooks.operators import MISSING, REASON, SHAPE, Ear
 from hookline.hooks.operators import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
@@ -309,26 +310,45 @@ class CaptureListener(Listener):
         self, device: torch.device, visits: VisitEar | None
     ) -> tuple[Ear | None, TracedEar]:
         assert visits is not None
+        if self.session.keeper.keep_graph:
+            raise UnsupportedModel(
+                f"hl.capture: keep_graph=True at `{self.address}`: a value inside a graph that "
+                "torch.compile made has no autograd history of its own. "
+                'Ask for the model to be run eagerly: compiled="eager"'
+            )
         ear = ListenerEar(device, self, visits)
         traced = TracedEar(ear.key, leaf=self.leaf, values=self.values, gradients=self.gradients)
         return ear, traced
 
     def on_delivery(self, visit: Visit, place: Delivered, value: Tensor) -> None:
+        self.heard = True
         record = self.session.record(visit, self.place) if self.session.wants(visit) else None
         if record is None:
             return
         port, leaf = place.port, place.leaf
-        where = partial(record.address, port, leaf)
-        kept = self.session.keep(value, where, copy=True)
-        record.kept[port, leaf] = kept
-        root = leaf[: len(self.leaf)]
-        if root != self.leaf:
-            record.spellings[port, self.leaf] = root
-        so_far = record.trees.get((port, root))
-        record.trees[port, root] = _grow(so_far, leaf[len(root) :], kept.tensor)
+        kept = self.session.keep(value, partial(record.address, port, leaf), copy=True)
+        put_tensor(record, port, leaf, kept, asked=self.leaf)
         self.fired += 1
-        self.heard = True
-        if self.session.awaited is not None:
+        if len(leaf) == len(self.leaf):
+            self._settle_delivery(visit)
+
+    def on_remark(self, visit: Visit, what: str, text: str, place: Delivered) -> None:
+        if what == MISSING:
+            self.no_leaf(visit, imagine(text))
+        elif what == REASON:
+            self.no_gradient(visit, place.port, place.leaf, text)
+        elif what == SHAPE:
+            self.heard = True
+            record = self.session.record(visit, self.place) if self.session.wants(visit) else None
+            if record is not None:
+                put_structure(record, place.port, place.leaf, text, asked=self.leaf)
+                self.fired += 1
+                self._settle_delivery(visit)
+
+    def _settle_delivery(self, visit: Visit) -> None:
+        """Stop the forward if all that was asked for is there."""
+        is_one_of_many = self.inside is not None and self.inside.number is None
+        if self.session.awaited is not None and not is_one_of_many:
             self._stop_when_enough(visit)
 
     def on_delivered_gradient(
@@ -360,21 +380,6 @@ class CaptureListener(Listener):
                 f"{describe(visit, self.address)}: there is no `{format_leaf(self.leaf)}` in it. "
                 f"Tensors there: {', '.join(there) or 'none'}."
             )
-
-
-def _grow(tree: Any, path: Path, item: Any) -> Any:
-    """Give a tree with one more item: a graph delivers a nested value tensor by tensor."""
-    if not path:
-        return item
-    key, rest = path[0], path[1:]
-    if isinstance(key, str):
-        named = dict(tree or {})
-        named[key] = _grow(named.get(key), rest, item)
-        return named
-    items = list(tree or ())
-    items += [None] * (key + 1 - len(items))
-    items[key] = _grow(items[key], rest, item)
-    return tuple(items)
 
 
 class AsideListener(Listener):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
+from hookline._torch import has_compiled_part
 from hookline.comparisons.arguments import (
     CheckedLoss,
     CheckedOptimizer,
@@ -22,8 +23,9 @@ from hookline.comparisons.arguments import (
     check_sides,
 )
 from hookline.comparisons.calling import StepCall, naming_model, read_pair
+from hookline.comparisons.compiled import confirm_compiled
+from hookline.comparisons.confirming import Compare, confirm_recorded
 from hookline.comparisons.confirming import confirm as confirm_difference
-from hookline.comparisons.confirming import confirm_recorded
 from hookline.comparisons.flowing import FlowSink
 from hookline.comparisons.locating import Pair
 from hookline.comparisons.showing import Difference, make_shown
@@ -109,14 +111,21 @@ def diff(
     if not any(site.kind == "gradient" for trace in stored.values() for site in trace.sites):
         check_gradients([one for one, is_it in zip(losses, is_model, strict=True) if is_it])
     found = options.compare(trace_a, trace_b, floors=floors)
-    if not confirm:
-        return make_shown(found)
+    is_compiled = any(isinstance(one, nn.Module) and has_compiled_part(one) for one in (a, b))
+    if not confirm or (is_compiled and not all(is_model)):
+        return make_shown(found)  # a module that is run by itself says nothing of a graph
     if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        found = confirm_difference(
-            found,
-            Pair((a, b), (first, second)),
-            lambda more: options.compare(trace_a, trace_b, floors=floors, allow=more),
-        )
+        pair = Pair((a, b), (first, second))
+        if is_compiled:
+            found = confirm_compiled(
+                found, pair, lambda: _compare_eagerly(pair, options, calibrate)
+            )
+        else:
+            found = confirm_difference(
+                found,
+                pair,
+                lambda more: options.compare(trace_a, trace_b, floors=floors, allow=more),
+            )
     elif isinstance(b, nn.Module):
         found = confirm_recorded(found, b, second, is_model_b=True)
     elif isinstance(a, nn.Module):
@@ -188,6 +197,18 @@ def _trace(
             sink=sink,
         )
     return trace if sink is None else sink.finish(trace.facts, trace.notes)
+
+
+def _compare_eagerly(
+    pair: Pair, options: _Options, calibrate: Any
+) -> tuple[results.Difference, Compare]:
+    """Compare two models while compiled ones run without their graphs."""
+    (a, b), (first, second) = pair.models, pair.calls
+    trace_a = _trace(a, first, "A")
+    trace_b = _trace(b, second, "B", against=trace_a)
+    floors = _measure_floors(a, trace_a, first, calibrate)
+    found = options.compare(trace_a, trace_b, floors=floors)
+    return found, lambda more: options.compare(trace_a, trace_b, floors=floors, allow=more)
 
 
 def _read_calls(

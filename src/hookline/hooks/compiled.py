@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,11 @@ from hookline._errors import UnsupportedModel
 from hookline.hooks.arguments import positional_names
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.operators import Ear
-from hookline.hooks.traced import Refused, Traced, TracedEar
+from hookline.hooks.traced import Refused, Traced, TracedEar, in_turn
+from hookline.hooks.traced_inside import Ask, TracedInside
 
 if TYPE_CHECKING:
+    from hookline.hooks.frames import Frame
     from hookline.hooks.plans import Plan
     from hookline.hooks.sessions import Session
     from hookline.hooks.visits import Listener
@@ -38,13 +41,16 @@ class Wiring:
 
     __slots__ = ("_plan", "device", "ears", "refusal", "traced")
 
-    def __init__(self, module: nn.Module, plan: Plan) -> None:
+    def __init__(
+        self, module: nn.Module, plan: Plan, frames: Mapping[int, list[Frame]] | None = None
+    ) -> None:
         self._plan = plan
         self.device = device = _device_of(module, plan)
         visits: dict[Session, VisitEar] = {}
         for session, station in plan.stations:
             if station.is_root or session.needs_visits:
-                visits[session] = VisitEar(device, session, station)
+                visits[session] = ear = VisitEar(device, session, station)
+                ear.frames = {} if frames is None else frames
         self.ears: list[Ear] = list(visits.values())
         self.refusal = ""
         """Why it cannot be done in a graph; empty where it can."""
@@ -59,9 +65,13 @@ class Wiring:
                 ending=ending,
                 inputs=self._hear(device, visits, [*plan.inputs, *plan.input_gradients]),
                 outputs=self._hear(device, visits, [*plan.outputs, *plan.output_gradients]),
-                inside=self._hear(device, visits, plan.inside.listeners),
+                inside=self._hear_inside(device, visits, plan.inside.listeners),
                 argument_names=names,
                 rest_name=rest,
+                # It gives a view of what it made, unless there is one row only.
+                way="made" if type(module).forward is nn.Linear.forward else "own",
+                # What it writes over is spent, and an alias of it would lose its history.
+                way_in="made" if getattr(module, "inplace", False) is True else "part",
             )
         except UnsupportedModel as error:
             self.refusal = str(error)
@@ -77,14 +87,29 @@ class Wiring:
     def _hear(
         self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
     ) -> tuple[Any, ...]:
+        return in_turn([ear for _, ear in self._make_ears(device, visits, asked)])
+
+    def _hear_inside(
+        self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
+    ) -> TracedInside | None:
+        asks = [
+            Ask(one.inside, ear, one.address)
+            for one, ear in self._make_ears(device, visits, asked)
+            if one.inside is not None
+        ]
+        return TracedInside(asks) if asks else None
+
+    def _make_ears(
+        self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
+    ) -> list[tuple[Listener, Any]]:
         found = []
         for listener in sorted(dict.fromkeys(asked), key=lambda one: (one.stage, one.sequence)):
             ear, traced = listener.make_ear(device, visits.get(listener.session))
             if ear is not None:
                 self.ears.append(ear)
             if traced is not None:
-                found.append(traced)
-        return tuple(found)
+                found.append((listener, traced))
+        return found
 
 
 def _device_of(module: nn.Module, plan: Plan) -> torch.device:

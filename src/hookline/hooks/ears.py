@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -9,17 +10,37 @@ import torch
 from torch import Tensor
 
 from hookline._torch import graph_task_id
-from hookline.hooks.operators import BEGIN, Ear, Gradient, Place
+from hookline.hooks.operators import (
+    BEGIN,
+    BESIDE,
+    FAULT,
+    GRADIENT,
+    MISSING,
+    REASON,
+    SHAPE,
+    Ear,
+    Gradient,
+    Place,
+    read_about,
+)
 
 if TYPE_CHECKING:
+    from hookline.hooks.frames import Frame
     from hookline.hooks.sessions import Session
     from hookline.hooks.visits import Listener, Station, Visit
+
+_ABOUT = frozenset((SHAPE, MISSING, REASON, FAULT))
+
+
+def is_remark(place: Place) -> bool:
+    """Tell whether something is said of a value, and no value is delivered."""
+    return place.port in _ABOUT
 
 
 class VisitEar(Ear):
     """Count the executions of a module for one session, as its hooks would."""
 
-    __slots__ = ("_seen", "current", "listeners", "session", "station")
+    __slots__ = ("_seen", "current", "frames", "listeners", "session", "station")
 
     def __init__(self, device: torch.device, session: Session, station: Station) -> None:
         super().__init__(device)
@@ -27,6 +48,8 @@ class VisitEar(Ear):
         self.station = station
         self.current: dict[int, Visit | None] = {}
         """The visit under way, or the latest, by thread."""
+        self.frames: Mapping[int, list[Frame]] = {}
+        """The executions that hooks beside the graph know of, by thread."""
         self.listeners: list[Listener] = []
         """Those who are told that an execution begins."""
 
@@ -60,7 +83,14 @@ class VisitEar(Ear):
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         thread = get_ident()
         session = self.session
-        if place.port == BEGIN:
+        if place.port == BESIDE:
+            stack = self.frames.get(thread)
+            visit = stack[-1].visits.get(session) if stack else None
+            if visit is not None:
+                self._seen = {one for one in self._seen if one[0] != thread}
+                self.current[thread] = visit
+                return None
+        if place.port in (BEGIN, BESIDE):
             self._begin(thread, place)
             return None
         call = session.active.get(thread)
@@ -84,7 +114,13 @@ class ListenerEar(Ear):
         listener = self.listener
         if visit is None or not listener.session.is_open:
             return None
-        if listener.values and not visit.is_recompute:
+        if place.port in _ABOUT:
+            if not visit.is_recompute:
+                listener.on_remark(visit, place.port, *read_about(place))
+            return None
+        if place.port.startswith(GRADIENT):
+            place = place._replace(port=place.port.removeprefix(GRADIENT))
+        elif listener.values and not visit.is_recompute:
             listener.on_delivery(visit, place, tensor)
         if not listener.gradients:
             return None

@@ -18,10 +18,10 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from hookline._errors import UnsupportedModel
-from hookline._torch import has_compiled_code
-from hookline.addresses.variables import forward_place
+from hookline.addresses.variables import forward_of, forward_place
 from hookline.hooks import operations
 from hookline.hooks.refusals import generator_kind, refuse_tracing
+from hookline.hooks.traced_operations import run_traced
 from hookline.hooks.variables import ForwardTaps
 from hookline.sources import NoSource, rewrite, unwrap
 
@@ -82,7 +82,7 @@ class StandIn:
         self._own: Any = _ABSENT
         """What the module had of its own there; absent where its class has the forward."""
         self._installed: Any = None
-        self._made: dict[tuple[frozenset[str], bool, bool, bool], tuple[Any, Any]] = {}
+        self._made: dict[tuple[frozenset[str], bool, bool, bool, bool], tuple[Any, Any]] = {}
         """What stands in for each thing that was asked, and the code of the forward in it."""
         self.skips: list[Skipping] = []
 
@@ -90,8 +90,10 @@ class StandIn:
         """Put in place what is asked for now; give back what was there if nothing is."""
         plan = self._junction.plan.inside
         has_end = self._junction.quick is None
-        kind = (plan.variables, bool(plan.operations), bool(self.skips), has_end)
-        if not any(kind[:3]) and not has_compiled_code():
+        # The compiler is told what comes in, which others use too.
+        has_arguments = plan.has_gradients and self._junction.wiring is not None
+        kind = (plan.variables, bool(plan.operations), bool(self.skips), has_end, has_arguments)
+        if not any(kind[:3]) and not self._junction.must_be_noticed:
             self.restore()
             return
         attributes = self._module.__dict__
@@ -105,6 +107,8 @@ class StandIn:
         if made is None:
             made = self._made[kind] = self._make(*kind)
         new, self._junction.own_code = made
+        if self._junction.wiring is not None and any("." in one for one in plan.variables):
+            self._junction.callees.make_ready(forward_of(self._module), self._module)
         if self._is_ours():
             attributes[self._place] = self._installed = new
             attributes.setdefault(_GETSTATE, _Answer(self, StandIn._state))
@@ -182,7 +186,12 @@ class StandIn:
         return now is (self._own if self._installed is None else self._installed)
 
     def _make(
-        self, variables: frozenset[str], has_operations: bool, has_skips: bool, has_end: bool
+        self,
+        variables: frozenset[str],
+        has_operations: bool,
+        has_skips: bool,
+        has_end: bool,
+        has_arguments: bool,
     ) -> tuple[Any, Any]:
         module = self._module
         # A function of the class is bound when it is called: to the module, or to its replica.
@@ -216,7 +225,7 @@ class StandIn:
         outer: Any = inner
         if takes_self and not (variables or has_operations or has_skips):
             return MethodType(inner, module), code  # there only to be noticed by compiled graphs
-        if not takes_self or has_operations or has_skips:
+        if not takes_self or has_operations or has_skips or has_arguments:
             outer = functools.wraps(getattr(original, "__func__", original))(
                 self._stand_in(inner, takes_self, has_operations)
             )
@@ -232,7 +241,16 @@ class StandIn:
 
         def forward(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
-                refuse_tracing()
+                if this is not module or skips:
+                    refuse_tracing()
+                return run_traced(
+                    junction.traced,
+                    module,
+                    inner,
+                    args=(this, *args) if takes_self else args,
+                    kwargs=kwargs,
+                    has_operations=has_operations,
+                )
             if this is not module:
                 return self._leave_copy(this)(*args, **kwargs)
             frame = junction.current()

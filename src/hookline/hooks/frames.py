@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -108,3 +108,15 @@ def may_be_wired(
             visit.wired.add(port)
         asked.append((listener, visit))
     return asked
+
+
+def is_called_directly(running: FrameType) -> bool:
+    """Tell whether a forward that runs was called by itself, not through its module's call."""
+    frame = running.f_back
+    while frame is not None:
+        if frame.f_code is CALL_CODE:
+            return False
+        if frame.f_code is running.f_code:
+            return True
+        frame = frame.f_back
+    return True

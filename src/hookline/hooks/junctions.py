@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from hookline import _trees
 from hookline._torch import (
@@ -34,15 +33,15 @@ from hookline._torch import (
 from hookline.addresses.variables import forward_of
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.callees import Callees
 from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced
 from hookline.hooks.forwards import Skipping, StandIn
-from hookline.hooks.frames import CALL_CODE, Frame, may_be_wired, versions
+from hookline.hooks.frames import Frame, is_called_directly, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
 from hookline.hooks.module_hooks import PostHook, PreHook
 from hookline.hooks.operators import ease_tracing
 from hookline.hooks.plans import NOTHING, Plan
-from hookline.hooks.refusals import generator_kind, refuse_tracing
-from hookline.hooks.variables import Callees
+from hookline.hooks.refusals import generator_kind
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.sources import read, ways_back
 
@@ -137,14 +136,21 @@ class Junction:
             if self._key == -1:
                 self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
                 self._has_pre_hook = True
-            self._post_hook().hear = None  # what is asked may have changed
-            self.need_pre_hook(self.plan.light is None or not self.plan.light[2].is_light)
-        if self._stand_in is None and has_compiled_code():
-            # A graph that was compiled without hooks would go on without them, in silence. It
-            # knows that the module has no forward of its own, and is left alone when it has one.
+            is_light = self.plan.light is not None and self.plan.light[2].is_light
+            self.need_pre_hook(not is_light, is_new=True)
+        if self._stand_in is None and self.must_be_noticed:
             self._stand_in = StandIn(self, self.module)
         if self._stand_in is not None:
             self._stand_in.update()
+
+    @property
+    def must_be_noticed(self) -> bool:
+        """Whether there is a graph of the module, or will be, that was compiled without hooks.
+
+        It would go on without them, in silence. But it knows that the module has no forward of its
+        own, and is left alone when it has one.
+        """
+        return has_compiled_code() or any(session.is_compiled for session, _ in self._stations)
 
     def wire(self) -> None:
         """Make ready to be traced, where that can happen."""
@@ -152,27 +158,24 @@ class Junction:
         if may_be_traced() or any(one.is_lasting for one in sessions):
             ease_tracing()
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
-                self.wiring = Wiring(self.module, self.plan)
+                self.wiring = Wiring(self.module, self.plan, self.frames)
                 self.traced = self.wiring.traced
         else:
             self.wiring, self.traced = None, UNREADY
 
-    def need_pre_hook(self, is_needed: bool) -> None:
+    def need_pre_hook(self, is_needed: bool, *, is_new: bool = False) -> None:
         """Have the pre hook on the module, or do without, in which case the other is short too."""
         if self._key == -1:
             return
         if is_needed != self._has_pre_hook:
             set_forward_pre_hook(self.module, self._key, PreHook(self) if is_needed else None)
             self._has_pre_hook = is_needed
-        light, post = self.plan.light, self._post_hook()
-        if is_needed or light is None:
+        light, post = self.plan.light, cast("PostHook", self.module._forward_hooks[self._key])
+        if is_needed or is_new or light is None:
             post.hear = None
-        elif post.hear is None and not any(self.frames.values()):
+        is_free = not is_needed and not any(self.frames.values())  # none began the longer way
+        if is_free and light is not None and post.hear is None:
             post.hear = light[2].make_light_ear()
-
-    def _post_hook(self) -> PostHook:
-        hook: Any = self.module._forward_hooks[self._key]
-        return hook
 
     def _is_plain(self) -> bool:
         """Tell whether no frame is needed: no edits, no ends, no other functions, no recursion."""
@@ -337,13 +340,11 @@ class Junction:
 
     def begin_alone(self, module: nn.Module, running: FrameType) -> Frame:
         """Begin an execution that a rewritten forward announces itself; it calls `end_alone`."""
-        if is_compiling():
-            refuse_tracing()
         thread, task = get_ident(), graph_task_id()
         stack = self.frames.get(thread)
         if stack is None:
             stack = self.frames[thread] = []
-        elif stack and stack[-1].depth and _is_called_directly(running):
+        elif stack and stack[-1].depth and is_called_directly(running):
             frame = stack[-1]  # forward calls itself: still the same visit
             frame.depth += 1
             return frame
@@ -496,15 +497,3 @@ class Junction:
                 visit = Visit(station, call, call.short_ways.pop()[1])
                 return Frame(self.module, {session: visit})
         return None
-
-
-def _is_called_directly(running: FrameType) -> bool:
-    """Tell whether a forward that runs was called by itself, not through its module's call."""
-    frame = running.f_back
-    while frame is not None:
-        if frame.f_code is CALL_CODE:
-            return False
-        if frame.f_code is running.f_code:
-            return True
-        frame = frame.f_back
-    return True

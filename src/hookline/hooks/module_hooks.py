@@ -97,7 +97,7 @@ class PostHook(ModuleHook):
             return None
         kwargs, output = given
         if is_compiling():
-            return self.junction.traced.leave(output)
+            return self.junction.traced.leave(args, kwargs, output)
         hear = self.hear
         if (
             hear is not None
@@ -108,6 +108,8 @@ class PostHook(ModuleHook):
             hook = hear(output)
             if hook is None or not hook_output(module, output, hook):
                 light = self.junction.plan.light
+                if light is None:  # whoever heard it has let go of the model
+                    return None
                 new = wire_lightly(light, module, args, kwargs, output)
                 return None if new is output else new
             return None

@@ -215,7 +215,7 @@ def _changed_in_place(
     if out is not None:
         return out
     is_in_place = len(names) > 1 or names[0] == "setitem"
-    if not is_in_place and "inplace" in _parameters(func):
+    if not is_in_place and "inplace" in parameters_of(func):
         is_in_place = bool(bind_operation(func, args, kwargs).get("inplace"))
     return next(iter((*args, *kwargs.values())), None) if is_in_place else None
 
@@ -276,12 +276,12 @@ def _pass_inputs(
                 taps.append(made)
                 new = _trees.replace_tensors(new, swaps)
         if new is not bound:
-            args, kwargs = _unbind(new, args, kwargs, _parameters(func))
+            args, kwargs = _unbind(new, args, kwargs, parameters_of(func))
             changed = new[first] if is_changed else changed
     return args, kwargs, taps
 
 
-def _parameters(func: Callable[..., Any]) -> list[str]:
+def parameters_of(func: Callable[..., Any]) -> list[str]:
     """List the names of the positional arguments; none for what is written in C."""
     found = _signatures.get(func)
     if found is None:
@@ -301,7 +301,7 @@ def bind_operation(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str | int, Any]:
     """Name the arguments as the signature does; by position where there is none."""
-    names = _parameters(func)
+    names = parameters_of(func)
     bound: dict[str | int, Any] = {
         names[position] if position < len(names) else position: value
         for position, value in enumerate(args)

@@ -30,6 +30,8 @@ from hookline._trees import Path
 
 _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
+_INNER = "\x1d"
+"""What stands there in a place that is a part of another one."""
 _WITHOUT = "\x1e"
 """What stands before a place in code that is traced without grad."""
 
@@ -38,8 +40,20 @@ _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""
+BESIDE = "beside"
+"""The place of no value: one begins, unless a hook that runs beside the graph said so already."""
 END = "end"
 """The place of no value: an execution of the root ends."""
+SHAPE = "shape"
+"""The place of no value: what a nested value is made of."""
+MISSING = "missing"
+"""The place of no value: a nested value has no such part; what it is made of."""
+REASON = "reason"
+"""The place of no value: why a tensor can have no gradient."""
+FAULT = "fault"
+"""The place of no value: why what was asked for cannot be done with this value."""
+GRADIENT = "gradient:"
+"""What stands before the port of a value of which only the gradient is asked for."""
 
 
 class Place(NamedTuple):
@@ -63,6 +77,17 @@ def write_step(path: str, key: object) -> str:
 def write_mode(place: str) -> str:
     """Add whether grad is on. Runs while a graph is traced, after all steps were written."""
     return place if torch.is_grad_enabled() else _WITHOUT + place
+
+
+def write_about(what: str, place: str, text: str) -> str:
+    """Write something about a place, in the place of no value. Runs while a graph is traced."""
+    return write_mode(what + _BREAK + "." + text + _BREAK + "." + place.replace(_BREAK, _INNER))
+
+
+def read_about(about: Place) -> tuple[str, Place]:
+    """Read what `write_about` wrote: the text, and the place that it is about."""
+    text, place = about.leaf
+    return str(text), read_place(str(place).replace(_INNER, _BREAK))
 
 
 @functools.cache
@@ -162,6 +187,10 @@ def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
     return value.clone()
 
 
+def _stamp(value: Tensor, ticket: Tensor) -> Tensor:
+    return value.clone()
+
+
 def _make_library() -> Any:
     library = torch.library.Library("hookline", "DEF")
     # What they do, and what the compiler runs on tensors without content.
@@ -170,6 +199,7 @@ def _make_library() -> Any:
         "hand_over": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
         "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
         "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
+        "stamp": ("(Tensor value, Tensor ticket) -> Tensor", _stamp, _copy),
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
     for name, (schema, run, fake) in operators.items():
@@ -202,9 +232,11 @@ _hand_back_grad = torch.ops.hookline.hand_back.default
 """Give the gradient of a value to whoever the ticket is of."""
 
 # An effect cannot be repeated, so a checkpointed region can have none. There a value is given away
-# for a ticket that backward asks for, which is kept and not made again; or it is copied on its way,
-# and the copy that a recompute makes is known by when it comes.
+# for a ticket, which is kept for backward and not made again; a copy that takes the ticket flows on,
+# for what forward does not need would be put off until backward. Where nobody asks for a gradient
+# the value is copied on its way, and the copy that a recompute makes is known by when it comes.
 _hand_in = torch.ops.hookline.hand_in.default
+_stamp_on = torch.ops.hookline.stamp.default
 _carry_on = torch.ops.hookline.carry.default
 
 
@@ -222,7 +254,8 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
     if way == "part" or value.is_leaf:
         value = value.view_as(value)
     base = value._base
-    if way != "made" or base is None or base.is_leaf or base.numel() != value.numel():
+    is_made = base is not None and type(base.grad_fn).__name__ == "AddmmBackward0"
+    if way != "made" or base is None or not is_made or base.numel() != value.numel():
         value.register_hook(change)
         return value
     shape = value.shape
@@ -235,13 +268,24 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
     return value
 
 
-def _give(value: Tensor, key: Tensor, place: str) -> Tensor:
-    """Give a value away, for a ticket that backward asks for."""
-    if not is_recomputed():
-        return cast(Tensor, _hand(value.detach(), key, place))
-    ticket: Tensor = _hand_in(value.detach(), key, place)
-    save_in_checkpoint(_hand_in)
-    return ticket
+class _HandIn(torch.autograd.Function):
+    """Copy a value on its way, and have its gradient given to who is told by the ticket."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, key: Tensor, place: str) -> Tensor:
+        ctx.ticket = _hand_in(value, key, place)
+        save_in_checkpoint(_hand_in)
+        return cast(Tensor, _stamp_on(value, ctx.ticket))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        _hand_back_grad(grad, ctx.ticket)
+        return grad, None, None
+
+
+def _hand_in_both(value: Tensor, key: Tensor, place: str) -> Tensor:
+    handed: Tensor = _HandIn.apply(value, key, place)
+    return handed
 
 
 # What a traced hook calls. The compiler takes these as they are and runs them when it makes the
@@ -260,7 +304,7 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way = "own") -> Tensor:
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
     if is_recomputed():
-        return hand_both(value, key, place, way)
+        return _hand_in_both(value, key, place)
     if has_value:
         _pass_by(value.detach(), key, place)
     port, mark, leaf = place.partition(_BREAK)
@@ -271,7 +315,7 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
     if is_recomputed():
         if value.requires_grad and torch.is_grad_enabled():
-            return hand_both(value, key, place)
+            return _hand_in_both(value, key, place)
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
     _hand(value.detach(), key, place)
@@ -280,13 +324,17 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
-    ticket = _give(value, key, place)
+    if is_recomputed():
+        return _hand_in_both(value, key, place)
+    ticket = _hand(value.detach(), key, place)
     return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
 
 
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     """Give the gradient of a value away when it comes; give what flows on in its place."""
-    ticket = _give(key, key, place)
+    if is_recomputed():
+        return _hand_in_both(value, key, place)
+    ticket = _hand(key, key, place)
     return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
 
 

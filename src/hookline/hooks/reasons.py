@@ -86,7 +86,9 @@ def why_not_called(
 
 def is_container(module: nn.Module) -> bool:
     """Tell whether a module has no forward: `nn.ModuleList`, `nn.ModuleDict` and their like."""
-    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    own = vars(module).get("forward")
+    has_own = own is not None and getattr(own, "__func__", None) is not nn.Module.forward
+    return type(module).forward is nn.Module.forward and not has_own
 
 
 def _quote(path: str) -> str:

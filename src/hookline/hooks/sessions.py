@@ -154,6 +154,11 @@ class Session:
         if is_compiled(module):
             self._regions_compiled.append((path, module._compiled_call_impl is not None))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Tell whether any of its modules was given to the compiler, as far as is known."""
+        return bool(self._regions_compiled)
+
     def is_in_graph(self, station: Station) -> bool:
         """Tell whether a station's module runs inside a compiled graph, as far as is known."""
         path = station.path

@@ -12,21 +12,32 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
+from hookline.hooks.nested import TENSOR, Walk, tensors, way_to
 from hookline.hooks.operators import (
     BEGIN,
+    BESIDE,
     END,
+    GRADIENT,
+    MISSING,
+    REASON,
+    SHAPE,
+    Way,
     announce,
     hand_both,
+    hand_gradient,
     hand_one,
     pass_both,
     pass_one,
+    write_about,
     write_mode,
-    write_step,
 )
 
 
 class TracedEar:
     """What is asked at one port, as far as the compiler has to know."""
+
+    is_editing = False
+    is_parting = False
 
     def __init__(
         self,
@@ -48,92 +59,91 @@ class TracedEar:
         self.is_passing = is_passing
         """Whether it looks at values in passing, and needs no execution to put them in."""
 
-    def flow(self, port: str, value: Any) -> Any:
+    def split(self) -> tuple[TracedEar, TracedEar]:
+        """Give one who is told of values only, and one of gradients."""
+        return (
+            TracedEar(self.key, leaf=self.leaf, is_passing=self.is_passing),
+            TracedEar(
+                self.key,
+                leaf=self.leaf,
+                values=False,
+                gradients=True,
+                is_passing=self.is_passing,
+            ),
+        )
+
+    def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:
         """Tell of a value; give what flows on."""
-        return _at(self, value, self.leaf, port)
+        if isinstance(value, Tensor) and not self.leaf:  # nearly always
+            return self.tell(value, port, way_to(value, way, received))
+        new, text, found = Walk(self, way, list(received)).go(value, self.leaf, port)
+        if self.is_passing or not self.values:
+            return new
+        if not text:
+            _, whole = Walk(_Silent(), way, []).tell(value, port)
+            announce(self.key, write_about(MISSING, port, whole))
+        elif text != TENSOR:
+            announce(self.key, write_about(SHAPE, found, text))
+        return new
 
-    def tell(self, value: Tensor, place: str) -> Tensor:
+    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
         """Tell of one tensor; give what flows on in its place."""
-        with_grad = self.gradients and value.requires_grad and torch.is_grad_enabled()
-        place = write_mode(place)
+        has_grad = torch.is_grad_enabled()
+        with_grad = self.gradients and value.requires_grad and has_grad
         if self.is_passing:
+            place = write_mode(place)
+            way = "own" if way == "part" else way
             if with_grad:
-                return pass_both(value, self.key, place, self.values)
+                return pass_both(value, self.key, place, self.values, way)
             return pass_one(value, self.key, place) if self.values else value
+        if with_grad and self.values:
+            return hand_both(value, self.key, write_mode(place), way)
         if with_grad:
-            return hand_both(value, self.key, place)
-        return hand_one(value, self.key, place)
+            return hand_gradient(value, self.key, write_mode(GRADIENT + place), way)
+        if self.gradients:
+            why = "no-grad tensor" if has_grad else "grad mode off"
+            announce(self.key, write_about(REASON, place, why))
+        return hand_one(value, self.key, write_mode(place)) if self.values else value
 
 
-def _at(ear: Any, value: Any, leaf: tuple[str | int, ...], place: str) -> Any:
-    """Go to the part that is asked for, and tell of all tensors in it."""
-    if not leaf:
-        return _tell_all(ear, value, place)
-    key = leaf[0]
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        index = _index(names, key) if names is not None else key
-        items = list(value)
-        items[index] = _at(ear, items[index], leaf[1:], write_step(place, _name(names, index)))
-        return _like(value, items, names)
-    if isinstance(value, list):
-        value[key] = _at(ear, value[key], leaf[1:], write_step(place, key))
+class _Parting:
+    """Give on an alias of what others use too, so that several can be told of its gradient."""
+
+    is_editing = False
+    is_parting = True
+    gradients = True
+
+    def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:
+        return Walk(self, way, list(received)).go(value, (), port)[0]
+
+    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
+        return value.view_as(value) if way == "part" and torch.is_grad_enabled() else value
+
+
+def in_turn(ears: list[Any]) -> tuple[Any, ...]:
+    """Order those who ask at one port: where there are edits all values come before gradients."""
+    if not any(one.is_editing for one in ears):
+        return tuple(ears)
+    values: list[Any] = []
+    gradients: list[Any] = []
+    for one in ears:
+        if one.values and one.gradients:
+            first, second = one.split()
+            values.append(first)
+            gradients.append(second)
+        else:
+            (values if one.values else gradients).append(one)
+    is_shared = len(gradients) > 1 and any(one.is_editing for one in gradients)
+    return (*values, *([_Parting()] if is_shared else []), *gradients)
+
+
+class _Silent:
+    """Go through a value and tell nobody."""
+
+    is_editing = False
+
+    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
         return value
-    if isinstance(value, dict):
-        if isinstance(key, int) and key not in value:
-            key = list(value)[key]
-        value[key] = _at(ear, value[key], leaf[1:], write_step(place, key))
-        return value
-    names = _fields(value)
-    if names is None:
-        return value
-    name = names[key] if isinstance(key, int) else key
-    setattr(value, name, _at(ear, getattr(value, name), leaf[1:], write_step(place, name)))
-    return value
-
-
-def _tell_all(ear: Any, value: Any, place: str) -> Any:
-    if isinstance(value, Tensor):
-        return ear.tell(value, place)
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        items = []
-        for index, item in enumerate(value):
-            items.append(_tell_all(ear, item, write_step(place, _name(names, index))))
-        return _like(value, items, names)
-    if isinstance(value, list):
-        for index in range(len(value)):
-            value[index] = _tell_all(ear, value[index], write_step(place, index))
-        return value
-    if isinstance(value, dict):
-        for key in list(value):
-            value[key] = _tell_all(ear, value[key], write_step(place, key))
-        return value
-    names = _fields(value)
-    if names is not None:
-        for name in names:
-            item = getattr(value, name)
-            new = _tell_all(ear, item, write_step(place, name))
-            if new is not item:
-                setattr(value, name, new)
-    return value
-
-
-def _fields(value: Any) -> list[str] | None:
-    fields = getattr(value, "__dataclass_fields__", None)
-    return None if fields is None else list(fields)
-
-
-def _index(names: Any, key: str | int) -> int:
-    return key if isinstance(key, int) else list(names).index(key)
-
-
-def _name(names: Any, index: int) -> str | int:
-    return index if names is None else names[index]
-
-
-def _like(value: Any, items: list[Any], names: Any) -> Any:
-    return tuple(items) if names is None else type(value)(*items)
 
 
 class Traced:
@@ -146,9 +156,11 @@ class Traced:
         ending: tuple[TracedEar, ...],
         inputs: tuple[Any, ...],
         outputs: tuple[Any, ...],
-        inside: tuple[Any, ...],
+        inside: Any,
         argument_names: tuple[str, ...],
         rest_name: str,
+        way: Way = "own",
+        way_in: Way = "part",
     ) -> None:
         self.beginning = beginning
         """Those who count executions of the module."""
@@ -156,54 +168,77 @@ class Traced:
         """Those who are told when the root returns."""
         self.inputs = inputs
         self.outputs = outputs
+        self.hears_gradients = any(one.gradients for one in outputs)
         self.inside = inside
-        """Those who ask for variables and operations."""
+        """What is asked inside its forward; None for nothing."""
         self.argument_names = argument_names
         """What the arguments are called that are passed by position."""
         self.rest_name = rest_name
         """What those are called that come after them."""
+        self.way: Way = way
+        """How gradients of what it makes are heard of."""
+        self.way_in: Way = way_in
+        """How gradients of what comes in are heard of."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what a pre hook does."""
-        for ear in self.beginning:
-            announce(ear.key, write_mode(BEGIN))
+        self.begin()
         if not self.inputs:
+            if self.inside is not None:
+                self.inside.take_in(args, kwargs)
             return None
+        bound = self._bind(args, kwargs)
+        way = self.way_in
         for ear in self.inputs:
-            args, kwargs = self._flow_in(ear, args, kwargs)
+            bound = ear.flow("input", bound, way)
+            if ear.is_parting:
+                way = "own"
+        args, kwargs = self._unbind(bound, args, kwargs)
+        if self.inside is not None:
+            self.inside.take_in(args, kwargs)
         return args, kwargs
 
-    def _flow_in(self, ear: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        wanted = ear.leaf[0] if ear.leaf else None
-        names = self.argument_names
-        new_args = []
-        for index, value in enumerate(args):
-            is_named = index < len(names)
-            name = names[index] if is_named else self.rest_name
-            if wanted is not None and name != wanted:
-                new_args.append(value)
-                continue
-            place = write_step("input", name)
-            leaf = ear.leaf[1:]
-            if not is_named:
-                number = index - len(names)
-                if leaf and leaf[0] != number:
-                    new_args.append(value)
-                    continue
-                place, leaf = write_step(place, number), leaf[1:]
-            new_args.append(_at(ear, value, leaf, place))
-        new_kwargs = {}
-        for name, value in kwargs.items():
-            if wanted is not None and name != wanted:
-                new_kwargs[name] = value
-            else:
-                new_kwargs[name] = _at(ear, value, ear.leaf[1:], write_step("input", name))
-        return tuple(new_args), new_kwargs
+    def begin(self) -> None:
+        """Say that an execution begins."""
+        for ear in self.beginning:
+            announce(ear.key, write_mode(BEGIN))
 
-    def leave(self, output: Any) -> Any:
+    def begin_beside(self) -> None:
+        """Say that an execution begins of which a hook beside the graph may know."""
+        for ear in self.beginning:
+            announce(ear.key, write_mode(BESIDE))
+
+    def look_inside(self) -> Any:
+        """Give what is asked inside the forward."""
+        return self.inside
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        names = self.argument_names
+        bound = {}
+        for name, value in zip(names, args, strict=False):
+            bound[name] = value
+        if len(args) > len(names):
+            bound[self.rest_name] = tuple(args[len(names) :])
+        for name, value in kwargs.items():
+            bound[name] = value
+        return bound
+
+    def _unbind(
+        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = self.argument_names
+        new_args = [bound[name] for name in names[: len(args)]]
+        if len(args) > len(names):
+            new_args.extend(bound[self.rest_name])
+        return tuple(new_args), {name: bound[name] for name in kwargs}
+
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
+        if self.inside is not None:
+            self.inside.leave()
+        received = tensors([*args, *kwargs.values()]) if self.hears_gradients else ()
         for ear in self.outputs:
-            output = ear.flow("output", output)
+            output = ear.flow("output", output, self.way, received)
         for ear in self.ending:
             announce(ear.key, END)
         return output
@@ -219,6 +254,10 @@ class Refused:
         """Say it."""
         raise UnsupportedModel(self.why)
 
-    def leave(self, output: Any) -> Any:
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Say it."""
+        raise UnsupportedModel(self.why)
+
+    def look_inside(self) -> Any:
         """Say it."""
         raise UnsupportedModel(self.why)

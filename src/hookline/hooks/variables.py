@@ -18,16 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from hookline._errors import EditError, NoSuchSite
+from hookline._errors import EditError
 from hookline._torch import graph_task_id, is_functorch_active, top_saved_tensor_hooks
-from hookline.addresses.inside import Inside
-from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
 from hookline.hooks.frames import Frame
 from hookline.hooks.inside import Asked, flow
 from hookline.hooks.refusals import refuse_tracing
+from hookline.hooks.traced_inside import TracedFrame, TracedScope
 from hookline.hooks.visits import Call, Listener, Visit
-from hookline.sources import NoSource, read, rewrite, unwrap
 
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
@@ -231,7 +229,16 @@ def _put(scope: Callable[[int, Any], Any], shape: Any, item: Any) -> Any:
     return tuple([_put(scope, inner, part) for inner, part in zip(shape, parts, strict=True)])
 
 
-class _Taps:
+def prefix_names(callee: Any, name: str, starts: Spots) -> Spots:
+    """Give what comes before the names in a function: what it is called by, and its own name."""
+    prefix, _, _ = name.rpartition(".")
+    own = getattr(callee, "__name__", "")
+    inside = f"{prefix}." if prefix else ""
+    names = [name] if not own or f"{inside}{own}" == name else [name, f"{inside}{own}"]
+    return tuple([f"{start}{one}." for start in starts for one in names])
+
+
+class Taps:
     """What a rewritten function calls; one for each function."""
 
     def __init__(self, junction: Junction, prefixes: Spots, frame: Frame | None = None) -> None:
@@ -250,6 +257,10 @@ class _Taps:
 
     def enter(self) -> Callable[[int, Any], Any]:
         """Begin a function that is no method."""
+        if is_compiling():
+            inside = self.junction.traced.look_inside()
+            frame = inside.frames[-1]
+            return TracedScope(inside, frame, self.names, prefixes=self.prefixes).assign
         frame = self.frame or self.junction.current()
         if frame is None:
             return _IDLE.assign
@@ -277,18 +288,18 @@ class _Taps:
     ) -> Any:
         """Give the function to call in place of another one of which something is asked."""
         inner = getattr(scope, "__self__", None)
-        if not isinstance(inner, Scope):
+        if not isinstance(inner, (Scope, TracedScope)):
             return callee
-        prefix, _, _ = name.rpartition(".")
-        own = getattr(callee, "__name__", "")
-        inside = f"{prefix}." if prefix else ""
-        candidates = dict.fromkeys([name, f"{inside}{own}"] if own else [name])
-        prefixes = tuple([f"{start}{one}." for start in inner.prefixes for one in candidates])
+        prefixes = prefix_names(callee, name, inner.prefixes)
+        if is_compiling():
+            return self.junction.callees.find_ready(callee, prefixes)
         frame = inner.frame if is_handed else None
         return self.junction.callees.replace(callee, prefixes, frame)
 
     def again(self, callee: Any) -> Any:
         """Give the function to call where one calls itself."""
+        if is_compiling():
+            return self.junction.callees.find_ready(callee, self.prefixes)
         return self.junction.callees.replace(callee, self.prefixes)
 
     def end(self, scope: Callable[[int, Any], Any]) -> None:
@@ -305,7 +316,7 @@ class _Taps:
         return this, self.enter()
 
 
-class ForwardTaps(_Taps):
+class ForwardTaps(Taps):
     """What a rewritten forward calls."""
 
     def __init__(self, junction: Junction, module: nn.Module, takes_self: bool) -> None:
@@ -319,13 +330,13 @@ class ForwardTaps(_Taps):
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
         quick = junction.quick
+        if is_compiling():
+            return this, self._begin_traced(this)
         is_plain = this is self.module and graph_task_id() == -1 and not is_functorch_active()
         if quick is not None and is_plain:
             session, station = quick
             call = session.active.get(get_ident())
             if call is not None and call.depth:
-                if call.may_be_traced and is_compiling():
-                    refuse_tracing()
                 visits = call.counts
                 index = visits.get(station, 0)
                 visits[station] = index + 1
@@ -346,6 +357,21 @@ class ForwardTaps(_Taps):
             return frame.module, _IDLE.assign
         return frame.module, Scope(junction, frame, self.names, self.prefixes).assign
 
+    def _begin_traced(self, this: Any) -> Callable[[int, Any], Any]:
+        """Begin an execution where the compiler looks on."""
+        junction = self.junction
+        if junction.lazy is not None or (self.takes_self and this is not self.module):
+            refuse_tracing()
+        inside = junction.traced.look_inside()
+        if junction.quick is not None:  # it does not call itself, or others of which it is asked
+            junction.traced.begin_beside()
+            return TracedScope(inside, TracedFrame([]), self.names).assign
+        is_alone = not inside.frames
+        if is_alone:
+            junction.traced.begin_beside()
+            inside.enter([])
+        return TracedScope(inside, inside.frames[-1], self.names, is_alone=is_alone).assign
+
     def _find_sinks(self, plan: Plan) -> list[Sink | None]:
         sinks: list[Sink | None] = []
         for spot in self.names:
@@ -358,6 +384,8 @@ class ForwardTaps(_Taps):
         return sinks
 
     def enter(self) -> Callable[[int, Any], Any]:
+        if is_compiling():
+            return self._begin_traced(self.module)
         frame = self._find(self.module, sys._getframe(1))
         if not frame.visits:
             return _IDLE.assign
@@ -374,105 +402,8 @@ class ForwardTaps(_Taps):
 
     def end(self, scope: Callable[[int, Any], Any]) -> None:
         inner = scope.__self__  # type: ignore[attr-defined]
+        if is_compiling():
+            inner.end()
+            return
         if type(inner) is Scope and inner.frame.depth:
             inner.junction.end_alone(inner.frame)
-
-
-class Callees:
-    """Rewritten copies of the functions that one module's forward calls."""
-
-    def __init__(self, junction: Junction) -> None:
-        self._junction = junction
-        self._known: dict[tuple[int, Spots, frozenset[str]], tuple[Any, Any]] = {}
-        """Each function, which stays alive for its id to stay its own, and its copy."""
-
-    def replace(self, callee: Any, prefixes: Spots, frame: Frame | None = None) -> Any:
-        """Give a copy of a function that hands over what is asked of it; itself if nothing is.
-
-        With a frame it is a copy for that execution alone.
-        """
-        this = None
-        function = callee
-        if isinstance(callee, types.MethodType):
-            this, function = callee.__self__, callee.__func__
-        if isinstance(callee, (nn.Module, type)) or not callable(callee):
-            return callee
-        copied = getattr(function, "hookline_copied", None)
-        if copied is not None:  # handed over before it is called, and known by both names
-            function, earlier = copied
-            prefixes = tuple(dict.fromkeys([*earlier, *prefixes]))
-        wanted = self._wanted(prefixes)
-        if not wanted:
-            return callee
-        key = (id(function), prefixes, wanted)
-        known = self._known.get(key) if frame is None else None
-        if known is None:
-            known = function, self._rewrite(function, prefixes, wanted, frame)
-        if frame is None:
-            self._known[key] = known
-        _, copy = known
-        return copy if this is None else types.MethodType(copy, this)
-
-    def called(self, prefix: str) -> list[Callable[..., Any]]:
-        """List the functions that were called under a name such as `helper.`."""
-        found = {id(one): one for key, (one, _) in self._known.items() if prefix in key[1]}
-        return list(found.values())
-
-    def _wanted(self, prefixes: Spots) -> frozenset[str]:
-        names = self._junction.plan.inside.variables
-        return frozenset(
-            name[len(prefix) :]
-            for prefix in prefixes
-            for name in names
-            if name.startswith(prefix) and len(name) > len(prefix)
-        )
-
-    def _rewrite(
-        self, function: Any, prefixes: Spots, wanted: frozenset[str], frame: Frame | None
-    ) -> Any:
-        try:
-            reading = read(function)
-        except NoSource as error:
-            self._refuse(function, prefixes, wanted, str(error))
-            return function
-        exact = {name for name in wanted if Inside("@", name).is_exact}
-        names = set(exact)
-        for pattern in wanted - exact:
-            matches = Inside("@", pattern).matches
-            names.update(name for name in reading.names if matches(name))
-        calls = set(reading.called)
-        unknown = [
-            name
-            for name in exact
-            if name not in reading.names
-            and name.rpartition(".")[0] not in calls
-            and "." not in name
-        ]
-        if unknown:
-            there = ", ".join(f"`{name}`" for name in reading.names)
-            self._refuse(function, prefixes, frozenset(unknown), f"it has only {there or 'none'}")
-        taps = _Taps(self._junction, prefixes, frame)
-        copy: Any
-        try:
-            copy, table = rewrite(function, frozenset(names), taps)
-        except NoSource as error:
-            self._refuse(function, prefixes, wanted, str(error))
-            return function
-        taps.name(table)
-        copy.hookline_copied = (function, prefixes)
-        return copy
-
-    def _refuse(self, function: Any, prefixes: Spots, names: frozenset[str], reason: str) -> None:
-        """Raise if one of the names was asked for by itself, not by a pattern."""
-        asked = {f"{prefix}{name}" for prefix in prefixes for name in names}
-        for listener in self._junction.listeners():
-            inside = listener.inside
-            if inside is None or inside.mark != "@" or inside.name not in asked:
-                continue
-            if inside.is_exact:
-                called = getattr(unwrap(function)[-1], "__qualname__", repr(function))
-                path = escape(listener.station.path)
-                raise NoSuchSite(
-                    f"`{path}{inside}`: what is called there is `{called}`, and {reason}. "
-                    f"See `print(hl.source(model, '{path}'))`."
-                )

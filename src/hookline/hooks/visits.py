@@ -420,6 +420,9 @@ class Listener:
     def on_delivery(self, visit: Visit, place: Place, value: Tensor) -> None:
         """Receive a tensor from a compiled graph, whose memory is used again at once."""
 
+    def on_remark(self, visit: Visit, what: str, text: str, place: Place) -> None:
+        """Learn something about a value in a compiled graph, such as what it is made of."""
+
     def on_delivered_gradient(self, visit: Visit, place: Place, grad: Tensor, task: int) -> None:
         """Receive a gradient from a compiled graph, whose memory is used again at once."""
 

@@ -164,6 +164,22 @@ class Course:
             del stack[stack.index(passage) :]
         return passage
 
+    def begin_inside(self, post: Post, visit: Visit) -> Passage:
+        """Learn that a module begins to run inside a compiled graph, which tells of no ends."""
+        number = self._visits.get(post, 0)
+        self._visits[post] = number + 1
+        visit.record = passage = Passage(post, number, self._around(post.path))
+        return passage
+
+    def _around(self, path: str) -> str | None:
+        """Give the module around another one, as far as it has run."""
+        ran = {post.path for post in self._visits}
+        while path:
+            path = path.rpartition(".")[0]
+            if path in ran:
+                return path
+        return None
+
     def note_given(self, passage: Passage, leaf: Path, tensor: Tensor) -> None:
         """Remember what a module is given, to see whether it writes into that."""
         if not tensor.is_inference():
@@ -222,6 +238,14 @@ class Course:
         self.sink.share(number, first, tensor)
         return number, first in self.has_gradient
 
+    def value_inside(self, passage: Passage, port: str, leaf: Path, tensor: Tensor) -> None:
+        """Take a value of a compiled graph: nobody knows whose tensor it is."""
+        number = passage.post.ids.get((port, leaf, passage.visit))
+        if number is None:
+            number = self._meet_value(passage, port, leaf, tensor, is_inside=True)
+        passage.sites[port, leaf] = number
+        self._measure(number, tensor, self.sites[number].address)
+
     def first_of(self, site: int) -> int:
         """Give the site whose very tensor a value of this step is: itself, or an earlier one."""
         return self._firsts.get(site, site)
@@ -236,8 +260,11 @@ class Course:
             self._change_count += 1
             return self._change_count
 
-    def _meet_value(self, passage: Passage, port: str, leaf: Path, tensor: Tensor) -> int:
+    def _meet_value(
+        self, passage: Passage, port: str, leaf: Path, tensor: Tensor, *, is_inside: bool = False
+    ) -> int:
         post = passage.post
+        has_mode = torch.is_grad_enabled() and not is_inside
 
         def make(number: int, value: Tensor) -> TraceSite:
             site = TraceSite(
@@ -250,8 +277,8 @@ class Course:
                 visit=passage.visit,
                 type=post.type,
                 caller=passage.caller,
-                requires_grad=value.requires_grad if torch.is_grad_enabled() else None,
-                same_as=self._identities.meet(value, number),
+                requires_grad=value.requires_grad if has_mode else None,
+                same_as=None if is_inside else self._identities.meet(value, number),
                 source=post.source,
                 more=_describe_mode(value),
                 **_describe(value),

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
+from hookline._torch import has_compiled_part
 from hookline.diffs.measuring import relative_error
 from hookline.diffs.tolerances import TABLE, read_precision
 from hookline.recordings.course import MakeSite
@@ -72,18 +73,39 @@ def calibrate_floors(
     }
     if trace is None:
         trace = trace_step(model, args, kwargs, **options)
+    if not has_compiled_part(model):
+        return _measure(
+            trace, lambda **more: trace_step(model, args, kwargs, **options, **more), runs
+        )
+    # Values inside of graphs cannot be moved. What rounding does is found without graphs, so that
+    # what the compiler does is not taken for that.
+    options["is_eager"] = True
+    plain = trace_step(model, args, kwargs, **options)
+    floors = _measure(
+        plain, lambda **more: trace_step(model, args, kwargs, **options, **more), runs
+    )
+    known = plain.index()
+    places = [known.get(key_of(site)) for site in trace.sites]
+    lost = [site.id for site in trace.sites if places[site.id] in plain.unrepeated]
+    trace.set_unrepeated(lost)
+    return np.array([np.nan if place is None else floors[place] for place in places])
+
+
+def _measure(
+    trace: LiveTrace, run_again: Callable[..., LiveTrace], runs: int
+) -> npt.NDArray[np.float64]:
+    """Run the step of a trace again with values a little off, and see how far each site moves."""
     floors = np.full(len(trace.sites), np.nan)
     index = trace.index()
     for run in range(runs):
-        sink = _Comparing(trace, index, floors)
-        trace_step(model, args, kwargs, perturb=perturb, perturb_seed=run + 1, sink=sink, **options)
+        run_again(perturb=perturb, perturb_seed=run + 1, sink=_Comparing(trace, index, floors))
     usual = np.array([TABLE[read_precision(site.dtype)] for site in trace.sites])
     flows = np.array([site.kind in ("value", "gradient") for site in trace.sites], bool)
     with np.errstate(invalid="ignore"):
         is_doubtful = bool((flows & (floors > DOUBTFUL * usual)).any())
     if is_doubtful:
         again = np.full(len(trace.sites), np.nan)
-        trace_step(model, args, kwargs, sink=_Comparing(trace, index, again), **options)
+        run_again(sink=_Comparing(trace, index, again))
         with np.errstate(invalid="ignore"):
             lost = flows & (again > usual)
             if lost.any():

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
+from hookline._errors import UnsupportedModel
 from hookline._torch import is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.hooks.arguments import bind, unbind
+from hookline.hooks.ears import VisitEar
+from hookline.hooks.operators import Place
 from hookline.hooks.sessions import Session
+from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.recordings.course import Course, Passage, Post
 from hookline.recordings.hearing import hear
+from hookline.recordings.inside_graphs import TraceEar
 from hookline.recordings.unusual import find_obstacle
 
 Change = Callable[[Tensor, int], Tensor]
@@ -143,6 +148,51 @@ class TraceListener(Listener):
                 self.course.gradient(site, grad)
             except Exception as error:
                 self._fail(error)
+
+    # Inside of compiled graphs.
+
+    @property
+    def hears_begin(self) -> bool:  # type: ignore[override]
+        """Whether it is told that an execution begins: one of the two at a module is enough."""
+        return self.port == "input"
+
+    @property
+    def asks_gradients(self) -> bool:
+        """Whether it asks a graph for gradients: of outputs, and of its part in those of inputs."""
+        return self.gradients if self.port == "input" else self.has_gradients
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[TraceEar, TracedEar]:
+        if self.change is not None:
+            raise UnsupportedModel("values inside of compiled graphs cannot be moved by rounding")
+        assert visits is not None
+        ear = TraceEar(device, self, visits)
+        return ear, TracedEar(ear.key, gradients=self.asks_gradients)
+
+    def on_begin(self, visit: Visit) -> None:
+        if visit.is_recompute or self.port != "input":
+            return
+        try:
+            if self.hears(visit):
+                self.course.begin_inside(self.post, visit)
+        except Exception as error:
+            self._fail(error)
+
+    def on_delivery(self, visit: Visit, place: Place, value: Tensor) -> None:
+        passage: Passage | None = visit.record
+        if passage is None or not self.post.is_wanted:
+            return
+        try:
+            # An alias: what lies in this memory next may come in the very same object.
+            self.course.value_inside(passage, place.port, place.leaf, value.detach())
+        except Exception as error:
+            self._fail(error)
+
+    def on_delivered_total(self, site: int, grad: Tensor) -> None:
+        """Take a gradient from a compiled graph; what comes of an input is this module's part."""
+        try:
+            self.course.gradient(site, grad, is_part=self.port == "input")
+        except Exception as error:
+            self._fail(error)
 
     def _take(self, passage: Passage, tree: Any, module: nn.Module | None) -> None:
         if type(tree) is Tensor:

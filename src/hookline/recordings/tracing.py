@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hookline import _trees
 from hookline._errors import UnsupportedModel
+from hookline._torch import has_compiled_part
 from hookline.addresses import ModuleTree
 from hookline.addresses.variables import has_forward
 from hookline.diffs.traces import TraceFacts
@@ -77,7 +78,8 @@ class Tracer:
     """Trace what a model does while it is open: `with tracer: run`, then `tracer.finish()`.
 
     With `taps`, each module's part of a gradient is told apart, which regroups sums: gradients may
-    differ in the last bit from those of a model that nobody traces.
+    differ in the last bit from those of a model that nobody traces. With `is_eager` compiled models
+    run without their graphs.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Tracer:
         sink: Sink | None = None,
         most_bytes: int = MOST_BYTES,
         title: str = "",
+        is_eager: bool = False,
     ) -> None:
         self.model = model
         self.sink = LiveSink(keep_tensors=keep_tensors, most_bytes=most_bytes)
@@ -102,7 +105,7 @@ class Tracer:
         self._has_states = False
         self._session: Session | None = None
         try:
-            self._session = Session(model, "a trace")
+            self._session = Session(model, "a trace", is_eager=is_eager)
         except UnsupportedModel as error:
             self.notes.append(f"only the ends of the model are traced: {error}")
             return
@@ -178,6 +181,7 @@ def trace_step(
     sink: Sink | None = None,
     most_bytes: int = MOST_BYTES,
     title: str = "",
+    is_eager: bool = False,
 ) -> LiveTrace:
     """Run one step of a model and give its trace; the model is afterwards what it was.
 
@@ -185,6 +189,7 @@ def trace_step(
     the backward pass from it; with `optimizer`, a function of the parameters, also a step of that.
     Random numbers follow from `rng`, or from `seed`; None leaves them as they are. `gradients`
     says whether those of values are traced, `parameters` whether parameters and buffers are.
+    A compiled model runs without its graphs if `is_eager`, and where values are perturbed.
     """
     refuse_meta(model)
     change = None if perturb is None else _Perturbing(perturb, perturb_seed)
@@ -202,6 +207,7 @@ def trace_step(
             sink=sink,
             most_bytes=most_bytes,
             title=title,
+            is_eager=(is_eager or perturb is not None) and has_compiled_part(model),
         )
         args, given = copy_call(args, kwargs or {})
         with tracer:

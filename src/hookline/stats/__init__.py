@@ -10,9 +10,13 @@ compiled.py   the kernel compiled on this machine, and why not
 kernel.c      the kernel: rows, sketches and counts in one pass
 elements.h    the kernel's elements: reading any dtype block by block
 blocks.py     the CPU path where nothing can be compiled
-cuda.py       the log of a CUDA device
-arriving.py   what is on its way from there
-kernels.py    its Triton kernels; extra_kernels.py those that run more rarely
+cuda.py       the log of a CUDA device; cuda_extras.py its sketches and counts
+measuring.py  where a tensor lies there, and the launch that measures it
+readings.py   how the kernels read each dtype
+slots.py      where they leave partial rows; arriving.py what is on its way from there
+static.py     slots that do not move, for CUDA graphs; keyed.py finds them by a key
+shares.py     what the Triton kernels are made of; kernels.py, static_kernels.py,
+              keyed_kernels.py, update_kernels.py, extra_kernels.py those that are launched
 launching.py  how they are launched
 anywhere.py   the log of any other device, by plain torch operations
 """

@@ -28,6 +28,7 @@ from hookline.stats.launching import Launcher
 from hookline.stats.logs import Extras, Taken, Update
 from hookline.stats.measuring import LARGE, Measuring, is_direct
 from hookline.stats.preparing import prepare, prepare_update, undisturbed
+from hookline.stats.readings import READABLE
 from hookline.stats.rows import NAN, POSINF
 from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
 
@@ -166,17 +167,42 @@ class CudaLog:
         return row
 
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Measure up to `TOGETHER` tensors in one launch, if they are alike; give their rows."""
+        """Measure up to `TOGETHER` tensors in one launch for each dtype; give their rows.
+
+        What lies in the same memory as the one before is read once: a module and the one around
+        it often have the same gradient, in other shapes.
+        """
         if has_function_mode():
             with torch._C.DisableTorchFunction():
                 return self.add_together(tensors)
-        kind = tensors[0].dtype
-        sizes = [one.numel() for one in tensors]
-        if max(sizes) >= _ALONE or not all(one.dtype is kind and is_direct(one) for one in tensors):
-            return [self.add(one) for one in tensors]
-        places = [one.data_ptr() for one in tensors]
-        if any(at & 15 for at in places):
-            return [self.add(one) for one in tensors]
+        rows = [-1] * len(tensors)
+        groups: dict[torch.dtype, tuple[list[int], list[int], list[Tensor], list[int]]] = {}
+        for number, one in enumerate(tensors):
+            at, size, kind = _find_plain(one), one.numel(), one.dtype
+            if not at or size >= _ALONE:
+                rows[number] = self.add(one)
+                continue
+            group = groups.get(kind)
+            if group is None:
+                group = groups[kind] = ([], [], [], [])
+            places, sizes, shown, numbers = group
+            if not places or at != places[-1] or size != sizes[-1]:
+                places.append(at)
+                sizes.append(size)
+                shown.append(one)
+            rows[number] = len(places) - 1
+            numbers.append(number)
+        for kind, (places, sizes, shown, numbers) in groups.items():
+            is_one = len(shown) == 1
+            first = self.add(shown[0]) if is_one else self._launch(kind, places, sizes, shown)
+            for number in numbers:
+                rows[number] += first
+        return rows
+
+    def _launch(
+        self, kind: torch.dtype, places: list[int], sizes: list[int], tensors: list[Tensor]
+    ) -> int:
+        """Measure tensors of one dtype, given where they lie; give the first row."""
         launcher = self._eight.get(kind) or self._make_eight(kind)
         count = len(tensors)
         missing = TOGETHER - count
@@ -196,7 +222,7 @@ class CudaLog:
                     *self._slots.tensors(slot),
                 ),
             )
-        return list(range(row, row + count))
+        return row
 
     def _make_eight(self, kind: torch.dtype) -> Launcher:
         reading = self._measuring.reading(kind)
@@ -300,6 +326,14 @@ def _allow_waiting() -> Iterator[None]:
     finally:
         if mode:
             torch.cuda.set_sync_debug_mode(mode)
+
+
+def _find_plain(tensor: Tensor) -> int:
+    """Give where a tensor lies, if a kernel for several can read it as it is; else 0."""
+    if tensor.dtype not in READABLE or not is_direct(tensor):
+        return 0
+    at = tensor.data_ptr()
+    return 0 if at & 15 else at
 
 
 def _is_simple(update: Update) -> bool:

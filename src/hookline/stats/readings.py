@@ -65,6 +65,7 @@ _PLAIN = _code("PLAIN")
 _FEW, _NARROW, _SINGLE, _WIDE = (_code(one) for one in ("FEW", "NARROW", "SINGLE", "WIDE"))
 
 _BYTES: dict[str, Any] = {"sums": _FEW, "block": 4096, "group": 4}
+_HALVES: dict[str, Any] = {"block": 2048, "group": 2, "unroll": 4}
 _READINGS = {
     torch.bool: Reading(_PLAIN, is_viewed=True, **_BYTES),
     torch.int8: Reading(_PLAIN, **_BYTES),
@@ -74,8 +75,8 @@ _READINGS = {
     torch.float8_e4m3fnuz: Reading(_code("E4M3_FNUZ"), is_viewed=True, **_BYTES),
     torch.float8_e5m2fnuz: Reading(_code("E5M2_FNUZ"), is_viewed=True, **_BYTES),
     torch.float8_e8m0fnu: Reading(_code("E8M0"), _WIDE, is_viewed=True),
-    torch.bfloat16: Reading(_PLAIN, _NARROW),
-    torch.float16: Reading(_PLAIN, _NARROW),
+    torch.bfloat16: Reading(_PLAIN, _NARROW, **_HALVES),
+    torch.float16: Reading(_PLAIN, _NARROW, **_HALVES),
     torch.int16: Reading(_PLAIN, _NARROW),
     torch.uint16: Reading(_PLAIN, _NARROW),
     torch.float32: Reading(_PLAIN, _SINGLE),

@@ -404,6 +404,9 @@ def careful_share(
             piece += (shares - 1) * PIECES
     count = tl.sum(finite.to(tl.int64), 0).to(tl.float64)
     mean = tl.where(count > 0, tl.sum(total, 0) / tl.maximum(count, 1.0) * 1024.0, 0.0)
+    least = tl.min(low, 0)
+    most = tl.max(high, 0)
+    mean = tl.where(least == most, least, mean)
     squares = tl.zeros([SMALL], tl.float64)
     rest = tl.zeros([SMALL], tl.float64)
     piece = share * PIECES
@@ -430,8 +433,8 @@ def careful_share(
         tl.sum(nan.to(tl.int64), 0).to(tl.float64),
         tl.sum(posinf.to(tl.int64), 0).to(tl.float64),
         tl.sum(neginf.to(tl.int64), 0).to(tl.float64),
-        tl.min(low, 0),
-        tl.max(high, 0),
+        least,
+        most,
         mean,
         m2,
     )

@@ -14,16 +14,17 @@ from hookline._torch import graph_task_id, is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
+from hookline.hooks import checkpoints
 from hookline.hooks.arguments import bind
 from hookline.hooks.ears import VisitEar
-from hookline.hooks.operators import Ear, Place
+from hookline.hooks.operators import Ear, Gradient, Place
 from hookline.hooks.sessions import Session
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
-from hookline.watchers.swift_ears import make_swift_ear
 from hookline.watchers.replayed import has_cuda_graphs
+from hookline.watchers.swift_ears import make_swift_ear
 from hookline.watchers.units import choose_probe
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ class WatchListener(Listener):
         is_grad = port.endswith(_GRAD)
         try:
             if not is_grad:
-                if graph_task_id() != -1:
-                    return  # a graph that computes it again for its backward
+                if graph_task_id() != -1 and checkpoints.is_recompute():
+                    return
                 has_grad = place.has_grad or self._is_in_training()
                 if has_grad and recorder.tell_begin is not None:
                     recorder.tell_begin()
@@ -211,9 +212,10 @@ class WatchListener(Listener):
                 number = self._meet(key, tensor)
                 if is_output and self.probe is not None:
                     recorder.units.meet(number, self.probe, tensor)
+            if tensor.is_cuda and has_cuda_graphs():
+                recorder.measure_in_slot(ear_key, place, number, tensor)
+                return
             recorder.measure_passing(number, tensor)
-            if ear_key.is_cuda and has_cuda_graphs():
-                recorder.prepare_replays(ear_key, place, number, tensor)
             if is_output and self.probe is not None and recorder.units.is_on:
                 recorder.units.look(number, self.probe, tensor)
         except Exception as error:
@@ -340,6 +342,16 @@ class WatchEar(Ear):
 
     def hear(self, tensor: Tensor, place: Place) -> None:
         self.listener.on_passing(place, tensor, self.key)
+
+    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
+        # Inside a checkpoint that is compiled, values may come while the backward computes them.
+        listener = self.listener
+        if listener.values:
+            self.hear(tensor, place)
+        if not listener.gradients:
+            return None
+        of_grad = Place(place.port + _GRAD, place.leaf)
+        return lambda grad: self.hear(grad, of_grad)
 
 
 class CallListener(Listener):

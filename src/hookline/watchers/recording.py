@@ -13,21 +13,25 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
+from hookline.hooks.operators import Place, number_place
 from hookline.runs import SiteFacts
 from hookline.stats import Extras, Log, Update, open_log
-from hookline.hooks.operators import Place, number_place
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
 from hookline.watchers.replayed import Replayed
 from hookline.watchers.sorting import Event, UpdateEvent
 from hookline.watchers.units import UnitLog
 from hookline.watchers.waiting import TOGETHER, Queue
+
+_CHECKED = 16
+"""One step in so many goes the longer way, where every value is looked at: may it still wait?"""
 
 MakeFacts = Callable[[int, Tensor], SiteFacts]
 """Say what a site is, given its number and the first value seen there."""
@@ -67,6 +71,8 @@ class Recorder:
         """Every site met so far, by number."""
         self.has_gradients = False
         """Whether a gradient of a value was ever measured."""
+        self.has_graphs = False
+        """Whether a value was ever measured inside a graph that torch.compile made."""
         self.unmeasured: dict[str, str] = {}
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
@@ -76,6 +82,7 @@ class Recorder:
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
+        self._steps = 0
         self._last: tuple[weakref.ref[Tensor], int, int, Log] | None = None
         """The value measured last: its version, its row. One object, since threads share it."""
         self.lock = threading.RLock()
@@ -109,7 +116,8 @@ class Recorder:
     def is_steady(self) -> bool:
         """Whether values are measured, and nothing else is to be done about them in this step."""
         is_plain = not self.extras and not self.units.is_on
-        return self.is_on and is_plain and self.tell_begin is None
+        is_checked = self._steps % _CHECKED == 0
+        return self.is_on and is_plain and not is_checked and self.tell_begin is None
 
     @property
     def has_events(self) -> bool:
@@ -192,6 +200,7 @@ class Recorder:
 
     def measure_passing(self, site: int, value: Tensor) -> None:
         """Measure a value whose memory holds another as soon as this returns."""
+        self.has_graphs = True
         begun = time.perf_counter()
         try:
             log = self._logs.get(value.device) or self.log_for(value.device)
@@ -200,11 +209,11 @@ class Recorder:
             self.unmeasured[self.facts[site].address] = str(error)
         self.own_seconds += time.perf_counter() - begun
 
-    def prepare_replays(self, key: Tensor, place: Place, site: int, value: Tensor) -> None:
-        """Have a value measured too when the CUDA graph that makes it is replayed."""
+    def measure_in_slot(self, key: Tensor, place: Place, site: int, value: Tensor) -> None:
+        """Measure a value where a CUDA graph may be made of what makes it, and replayed later."""
         number = number_place(place)
         if number is not None:
-            self.replayed.meet(key, number, site, value)
+            self.replayed.measure(key, number, site, value)
         else:
             address = self.facts[site].address
             self.unmeasured.setdefault(address, "too many values of one module in a CUDA graph")
@@ -240,6 +249,21 @@ class Recorder:
             found.append((rows[place], log))
         self.own_seconds += time.perf_counter() - begun
         return found
+
+    def measure_waiting(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
+        """Measure values of one device that have waited, and are held by nobody else maybe."""
+        begun = time.perf_counter()
+        log = self._logs.get(values[0].device) or self.log_for(values[0].device)
+        for start in range(0, len(values), TOGETHER):
+            part = values[start : start + TOGETHER]
+            try:
+                rows = log.add_together(part)
+            except UnsupportedTensor:  # one of them; which, they tell one by one
+                for site, value in zip(sites[start:], part, strict=False):
+                    self.measure_now(site, value)
+            else:
+                self._step.events += zip(sites[start:], rows, repeat(log), strict=False)
+        self.own_seconds += time.perf_counter() - begun
 
     def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
         """Measure any number of values, on a GPU several in one launch; give their rows."""
@@ -341,6 +365,7 @@ class Recorder:
 
     def start_step(self, extras: Extras, *, is_on: bool) -> None:
         """Begin a step; what is measured from now on belongs to it."""
+        self._steps += 1
         self.extras = int(extras)  # a plain number: hooks test it again and again
         self.switch(is_on)
         self._started = time.perf_counter()

@@ -34,6 +34,12 @@ _MOST_LEAVES = 16
 _MOST_BYTES = 1 << 28
 """Bytes of gradients that are held for one step; those of larger outputs are let go."""
 
+_UNSEEN = (
+    "the operation behind a value that is not finite was not looked for: the model was called "
+    "inside a function that is compiled, and what with stays in there"
+)
+_EAGERLY = "the step was run again without torch.compile to find the operation"
+
 OF_BACKWARD = frozenset({"gradient", "parameter gradient"})
 """The kinds of sites that backward fills."""
 
@@ -59,6 +65,8 @@ class Seeker:
         """How many calls were ever kept: the number of the latest."""
         self._open: KeptCall | None = None
         """The call that has begun and not ended."""
+        self.has_unseen = False
+        """Whether a call of the step under way ran inside a compiled graph, with its arguments."""
         self._held = 0
         self._tries = 0
 
@@ -120,6 +128,7 @@ class Seeker:
         """Let go of the calls: their step is over."""
         self._calls.clear()
         self._open = None
+        self.has_unseen = False
         self._held = 0
 
     def seek(self, kinds: Set[str]) -> Origin | None:
@@ -138,10 +147,18 @@ class Seeker:
         is_found = origin is not None and origin.cause != "not reproduced"
         if is_found or time.monotonic() - began > _MOST_SECONDS:
             self._tries = _MOST_TRIES
+        if origin is None and self.has_unseen:
+            self._note(_UNSEEN)
+        if is_found and self._recorder.has_graphs:
+            self._note(_EAGERLY)
         if origin is not None and not is_found:
             note = f"the operation behind a value that is not finite was not found: {origin.why}"
-            self.notes += [note] if note not in self.notes else []
+            self._note(note)
         return origin
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 class _GradientKeeper:

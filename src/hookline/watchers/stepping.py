@@ -250,13 +250,17 @@ class Steps:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
     ) -> None:
         """Learn that a call of a model begins, or of a part of it by itself."""
-        self.on_unseen_call(module)
+        self._begin_call()
         if self.is_running and self.is_here:
             with self._recorder.timed():
                 self._seeker.keep(module, args, kwargs, prefix)
 
     def on_unseen_call(self, module: nn.Module) -> None:
-        """Learn that one begins, by its name alone: it runs inside a compiled graph."""
+        """Learn that one begins inside a compiled graph, where its arguments stay."""
+        self._begin_call()
+        self._seeker.has_unseen = True
+
+    def _begin_call(self) -> None:
         if self._backwards.turns_by_hand(self._weights.parameters):
             self.is_complete = True
         self.begin_if_due()

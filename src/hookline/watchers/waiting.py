@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,13 +33,13 @@ _LARGE = 1 << 25
 """Elements of a value that may wait: a larger one is not worth its memory."""
 
 Box = tuple[int, list[Tensor | None]]
-"""A site, and its gradients that wait."""
+"""A site, and its gradients that wait; where autograd made none, None is among them."""
 
 
 class Lane:
     """What waits for one stream of one device: it was made there and may be read there."""
 
-    __slots__ = ("boxes", "device", "is_closed", "lock", "stream", "streamed", "waiting")
+    __slots__ = ("boxes", "device", "groups", "is_closed", "lock", "stream", "streamed", "waiting")
 
     def __init__(self, device: int, stream: int) -> None:
         self.device = device
@@ -48,36 +47,14 @@ class Lane:
         self.streamed: Any = current_stream(device)
         """The stream itself, to go back to it."""
         self.waiting: list[tuple[int, Tensor, int]] = []
-        """Values, in one list for good, so that others may hold on to it."""
-        self.boxes: list[Box] = []
-        """Gradients, in the order in which the outputs were first met."""
+        """Site, value and version; one list for good, so that others may hold on to it."""
+        self.groups: list[list[Box]] = []
+        """Gradients, in the order in which the outputs were first met, some together."""
+        self.boxes: list[list[Tensor | None]] = []
+        """The same boxes, one by one."""
         self.is_closed = False
         """Whether what still comes is of no interest any more."""
         self.lock = threading.Lock()
-
-    def take_values(self) -> list[tuple[int, Tensor, int]]:
-        """Take the values; another thread may put some there meanwhile."""
-        with self.lock:
-            taken = self.waiting[:]
-            del self.waiting[: len(taken)]
-        return taken
-
-    def take_gradients(self, boxes: Sequence[Box]) -> list[tuple[int, Tensor]]:
-        """Take the gradients in some boxes; where autograd made none, None is there."""
-        taken = []
-        with self.lock:
-            for site, box in boxes:
-                if box:
-                    found = box[:]
-                    del box[: len(found)]
-                    taken += [(site, grad) for grad in found if grad is not None]
-        return taken
-
-    def on_stream(self) -> AbstractContextManager[Any]:
-        """Have work go where the values are, if it would go elsewhere."""
-        if raw_cuda_stream(self.device) == self.stream:
-            return nullcontext()
-        return torch.cuda.stream(self.streamed)
 
 
 def current_stream(device: int) -> Any:
@@ -105,10 +82,8 @@ class Queue:
     @property
     def length(self) -> int:
         """How many values wait."""
-        return sum(
-            len(lane.waiting) + sum(len(box) for _, box in lane.boxes)
-            for lane in self._lanes.values()
-        )
+        lanes = self._lanes.values()
+        return sum(len(lane.waiting) + sum(map(len, lane.boxes)) for lane in lanes)
 
     def take(self, site: int, value: Tensor) -> bool:
         """Let a value of a CUDA device wait; false where it must be measured at once."""
@@ -123,32 +98,28 @@ class Queue:
             lane = self._lanes[device, stream] = Lane(device, stream)
         recorder = self._recorder()
         self.open = lane if recorder is not None and recorder.is_steady else None
-        self.make_room(lane)
+        if len(lane.waiting) >= TOGETHER:
+            self.settle_values(lane)
         lane.waiting.append((site, value, value._version))
         return True
-
-    def make_room(self, lane: Lane) -> None:
-        """Measure the values that wait, if they are enough.
-
-        Not before the next one comes: a module around often returns the very same.
-        """
-        if len(lane.waiting) >= TOGETHER:
-            self._settle_values(lane)
 
     def make_box(self, lane: Lane, site: int) -> Callable[[Tensor | None], None] | None:
         """Make what takes the gradients of a site; None where they must not wait."""
         if site not in self._known or site in self.hasty:
             return None
         box: list[Tensor | None] = []
-        number = len(lane.boxes)
-        lane.boxes.append((site, box))
-        if number % TOGETHER:
+        lane.boxes.append(box)
+        if lane.groups and len(lane.groups[-1]) < TOGETHER:
+            lane.groups[-1].append((site, box))
             return box.append
+        group = [(site, box)]
+        lane.groups.append(group)
 
         def take(grad: Tensor | None) -> None:
-            # Gradients come in the reverse order; what is out of order is there at the end.
+            # It comes last of its group, unless the order is not the reverse: then others wait
+            # for the end of the backward pass.
             box.append(grad)
-            self._measure(lane, lane.take_gradients(lane.boxes[number : number + 2 * TOGETHER]))
+            self._settle_gradients(lane, group)
 
         return take
 
@@ -157,8 +128,10 @@ class Queue:
         self._look_back()
         self._latest.clear()
         for lane in tuple(self._lanes.values()):
-            self._settle_values(lane)
-            self._measure(lane, lane.take_gradients(lane.boxes))
+            self.settle_values(lane)
+            if any(lane.boxes):
+                for group in lane.groups:
+                    self._settle_gradients(lane, group)
 
     def close(self) -> None:
         """Measure what waits, and take no gradient of what was met so far."""
@@ -167,25 +140,47 @@ class Queue:
             lane.is_closed = True
         self._lanes, self.open = {}, None
 
-    def _settle_values(self, lane: Lane) -> None:
-        ready = []
-        for site, value, version in lane.take_values():
+    def settle_values(self, lane: Lane) -> None:
+        """Measure the values of a lane that wait; other threads may put some there meanwhile."""
+        with lane.lock:
+            waiting = lane.waiting[:]
+            del lane.waiting[: len(waiting)]
+        sites, values = [], []
+        for site, value, version in waiting:
             if value._version == version:
-                ready.append((site, value))
+                sites.append(site)
+                values.append(value)
             else:  # what flowed there is gone: nothing is better than another
                 self.hasty |= {site}
-        self._measure(lane, ready)
+        if sites:
+            self._measure(lane, sites, values)
 
-    def _measure(self, lane: Lane, ready: Sequence[tuple[int, Tensor]]) -> None:
+    def _settle_gradients(self, lane: Lane, group: Sequence[Box]) -> None:
+        sites, values = [], []
+        for site, box in group:
+            while box:
+                try:
+                    grad = box.pop()
+                except IndexError:  # another thread was faster
+                    break
+                if grad is not None:
+                    sites.append(site)
+                    values.append(grad)
+        if sites:
+            self._measure(lane, sites, values)
+
+    def _measure(self, lane: Lane, sites: list[int], values: list[Tensor]) -> None:
         recorder = self._recorder()
-        if not ready or lane.is_closed or recorder is None or not recorder.is_on:
+        if recorder is None or lane.is_closed or not recorder.is_on:
             return
         if is_functorch_active() or is_tracing():
             return
         try:
-            with lane.on_stream():
-                for start in range(0, len(ready), TOGETHER):
-                    recorder.measure_together(ready[start : start + TOGETHER])
+            if raw_cuda_stream(lane.device) == lane.stream:
+                recorder.measure_waiting(sites, values)
+            else:
+                with torch.cuda.stream(lane.streamed):
+                    recorder.measure_waiting(sites, values)
         except Exception as error:
             recorder.guard.take(error)
 

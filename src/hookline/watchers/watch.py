@@ -23,6 +23,7 @@ from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environ
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.choosing import choose_all, is_judged_by, list_rules
 from hookline.watchers.clocks import Clock
+from hookline.watchers.compiling import CompilerNotes
 from hookline.watchers.delivering import Delivery
 from hookline.watchers.describing import Descriptions, read_rank
 from hookline.watchers.findings import Findings, show_verdict
@@ -148,6 +149,7 @@ class Watch:
         self._remarks: list[str] = []
         self._recorder = Recorder(strict=options.strict)
         self._attachment = self._listens_by(models, options, self._recorder)
+        self._compiler = CompilerNotes()
         self._pace = Pace(options.stride, options.budget, free=options.budget_from)
         self._is_wanted = choose_all(models, options)
         self._descriptions = Descriptions()
@@ -194,8 +196,12 @@ class Watch:
             self.close("failed")
             return
         self._clock.start()
-        self._attachment.start(self._steps)
-        self._steps.start(self._attachment)
+        try:
+            self._attachment.start(self._steps)
+            self._steps.start(self._attachment)
+        except BaseException:  # what is asked cannot be asked of these models
+            self._let_go()
+            raise
         _open_watches.add(self)
 
     def _make_writer(self, options: Options) -> tuple[RunWriter | None, int]:
@@ -379,7 +385,7 @@ class Watch:
         why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
         if not self._options.with_inference:
             why += " (calls without grad are measured with `with_inference=True` alone)"
-        return f"{why}; a model compiled since the watch began shows nothing of its inside"
+        return why
 
     def _catch_up(self) -> None:
         self.flush()
@@ -425,6 +431,7 @@ class Watch:
             why = str(self.failure) or type(self.failure).__name__
             found.append(f"the watch stopped before the training did: {why}")
         found += [*self._delivery.notes, *self._seeker.notes, *self._remarks]
+        found += self._compiler.list() if self._recorder.has_graphs else []
         silence = self._explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 

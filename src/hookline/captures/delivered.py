@@ -1,0 +1,61 @@
+"""What compiled graphs deliver to a capture: tensor by tensor, then what they were parts of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hookline._trees import Opaque, Path
+from hookline.captures.keeping import Kept
+from hookline.captures.records import VisitRecord
+from hookline.hooks.structures import build, links
+
+
+def put_tensor(record: VisitRecord, port: str, leaf: Path, kept: Kept, *, asked: Path) -> None:
+    """Put a tensor where it belongs in the value that was asked for."""
+    record.kept[port, leaf] = kept
+    root = leaf[: len(asked)]
+    if root != asked:
+        record.spellings[port, asked] = root
+    so_far = record.trees.get((port, root))
+    record.trees[port, root] = _grow(so_far, leaf[len(root) :], kept.tensor)
+
+
+def put_structure(record: VisitRecord, port: str, root: Path, text: str, *, asked: Path) -> None:
+    """Make the value out of its tensors, now that all are there."""
+    for path, first in links(text).items():
+        kept = record.kept.get((port, (*root, *first)))
+        if kept is not None:
+            record.kept[port, (*root, *path)] = kept
+
+    def find(path: Path) -> Any:
+        kept = record.kept.get((port, (*root, *path)))
+        return Opaque("Tensor") if kept is None else kept.tensor
+
+    if root != asked:
+        record.spellings[port, asked] = root
+    record.trees[port, root] = build(text, find)
+
+
+def imagine(text: str) -> Any:
+    """Give a value of this structure with empty tensors, to name what is in it."""
+    return build(text, lambda _: _EMPTY)
+
+
+_EMPTY = Tensor()
+
+
+def _grow(tree: Any, path: Path, item: Any) -> Any:
+    """Give a tree with one more item, whatever the whole will be."""
+    if not path:
+        return item
+    key, rest = path[0], path[1:]
+    if isinstance(key, str):
+        named = dict(tree or {})
+        named[key] = _grow(named.get(key), rest, item)
+        return named
+    items = list(tree or ())
+    items += [None] * (key + 1 - len(items))
+    items[key] = _grow(items[key], rest, item)
+    return tuple(items)

@@ -1,0 +1,180 @@
+"""Nested values where the compiler looks on: the way to a part, and every tensor in it.
+
+Dynamo follows each line, so this is plain code over the containers that modules take and return.
+What a value is made of is written down as text while it is traced, and read again by
+`hookline.hooks.structures` when the graph runs.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from hookline.hooks.operators import Way, write_step
+
+TENSOR = "'T'"
+"""How a tensor is written."""
+
+
+def way_to(value: Tensor, way: Way, received: Any) -> Way:
+    """Choose how a gradient is heard of: what came in from outside has other users too."""
+    for one in received:
+        if one is value:
+            return "part"
+    return way
+
+
+class Walk:
+    """One value, as an ear goes through it."""
+
+    def __init__(self, ear: Any, way: Way, received: list[Tensor]) -> None:
+        self.ear = ear
+        self.way = way
+        """How gradients are heard of."""
+        self.received = received
+        """What came in from outside, which others use too: of that a part is heard."""
+        self.is_copying = ear.is_editing or way == "part"
+        """Whether containers are made anew, because others must not see what is put in."""
+        self.seen: list[tuple[Tensor, Tensor]] = []
+        """The tensors met, and what flows on in their place: one may stand in several places."""
+
+    def go(self, value: Any, leaf: tuple[str | int, ...], place: str) -> tuple[Any, str, str]:
+        """Go to a part; give what flows on, what the part is made of, and its place.
+
+        An empty text says that there is no such part.
+        """
+        if not leaf:
+            new, text = self.tell(value, place)
+            return new, text, place
+        items = children(value)
+        index = -1 if items is None else _find(items, leaf[0])
+        if items is None or index < 0:
+            return value, "", place
+        key, item = items[index]
+        new, text, found = self.go(item, leaf[1:], write_step(place, key))
+        if not text:
+            return value, text, found
+        changed = [one for _, one in items]
+        changed[index] = new
+        return self._rebuild(value, items, changed), text, found
+
+    def tell(self, value: Any, place: str) -> tuple[Any, str]:
+        """Tell of every tensor; give what flows on, and what it is made of."""
+        if isinstance(value, Tensor):
+            return self._tell_one(value, place)
+        items = children(value)
+        if items is None:
+            return value, _write_plain(value)
+        texts = []
+        changed = []
+        for key, item in items:
+            new, text = self.tell(item, write_step(place, key))
+            changed.append(new)
+            texts.append("(" + _write_key(key) + "," + text + ")")
+        text = "(" + _write_kind(value) + ",(" + "".join([one + "," for one in texts]) + "))"
+        return self._rebuild(value, items, changed), text
+
+    def _tell_one(self, value: Tensor, place: str) -> tuple[Tensor, str]:
+        number = 0
+        for old, new in self.seen:
+            if old is value:
+                return new, "('=',((''," + str(number) + "),))"
+            number += 1
+        new = self.ear.tell(value, place, way_to(value, self.way, self.received))
+        self.seen.append((value, new))
+        return new, TENSOR
+
+    def _rebuild(self, value: Any, items: list[tuple[Any, Any]], changed: list[Any]) -> Any:
+        """Give a container with other items: the same one, unless others would notice."""
+        if isinstance(value, tuple):
+            return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+        if isinstance(value, list):
+            if self.is_copying:
+                return list(changed)
+            for index, item in enumerate(changed):
+                value[index] = item
+            return value
+        if isinstance(value, dict):
+            if self.is_copying and type(value) is dict:
+                value = dict(value)
+            for (key, _), item in zip(items, changed, strict=True):
+                value[key] = item
+            return value
+        for (name, _), item in zip(items, changed, strict=True):
+            object.__setattr__(value, name, item)
+        return value
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """List the items of a container with their keys; None for anything else."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is None:
+            return list(enumerate(value))
+        return list(zip(names, value, strict=True))
+    if isinstance(value, list):
+        return list(enumerate(value))
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, SimpleNamespace):
+        return list(vars(value).items())
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None or isinstance(value, type):
+        return None
+    return [(name, getattr(value, name)) for name in list(fields)]
+
+
+def _find(items: list[tuple[Any, Any]], wanted: str | int) -> int:
+    for index, (key, _) in enumerate(items):
+        if key == wanted and isinstance(key, str) == isinstance(wanted, str):
+            return index
+    if isinstance(wanted, int) and -len(items) <= wanted < len(items):
+        return wanted % len(items)
+    return -1
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """List the tensors in a nested value."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    for _, item in children(value) or []:
+        found.extend(tensors(item))
+    return found
+
+
+def _write_plain(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, bool):
+        return "True" if value else "False"
+    if isinstance(value, str):
+        return "('str',((" + _quote(value) + ",None),))"
+    # A number may be a size that differs from call to call, so it is not looked at.
+    if isinstance(value, int):
+        return "('opaque',(('int',None),))"
+    if isinstance(value, float):
+        return "('opaque',(('float',None),))"
+    return "('opaque',(('object',None),))"
+
+
+def _write_kind(value: Any) -> str:
+    kind = type(value)
+    if kind is tuple:
+        return "'tuple'"
+    if kind is list:
+        return "'list'"
+    if kind is dict:
+        return "'dict'"
+    return _quote(kind.__module__ + ":" + kind.__qualname__)
+
+
+def _write_key(key: Any) -> str:
+    return str(key) if isinstance(key, int) else _quote(str(key))
+
+
+def _quote(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "'" + text.replace("\n", "\\n").replace("\r", "\\r").replace("\x1f", " ") + "'"

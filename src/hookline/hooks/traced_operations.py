@@ -1,0 +1,169 @@
+"""What the compiler traces for operations inside a forward: a mode that sees each one.
+
+The counterpart of `hookline.hooks.operations`. Whose operation it is, the compiler itself tells: by
+the functions that it is following at that moment. What that gives is fixed when a graph is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
+from torch.overrides import TorchFunctionMode
+
+from hookline._errors import UnsupportedModel
+from hookline._torch import settle_when_traced, traced_calls
+from hookline.hooks.frames import CALL_CODE
+from hookline.hooks.nested import tensors
+from hookline.hooks.operations import names_of, parameters_of
+from hookline.hooks.traced_inside import EAGERLY, TracedFrame, TracedInside, TracedScope
+
+_FOREIGN_CODES = (CALL_CODE, Function.apply.__func__.__code__, TracedScope.assign.__code__)  # type: ignore[attr-defined]
+
+
+@settle_when_traced
+def _write_names(function: Any) -> str:
+    """Write the names of an operation: `add`, in place `add,add_`; nothing to pass over."""
+    return ",".join(names_of(function))
+
+
+@settle_when_traced
+def _write_parameters(function: Any) -> str:
+    """Write the names of an operation's positional arguments, as far as it has any."""
+    return ",".join(parameters_of(function))
+
+
+@settle_when_traced
+def _find_owner() -> str:
+    """Tell whose an operation is that is being traced: `own`, `other`, or `lost`."""
+    inner = []
+    modes = 0
+    for code, variable in traced_calls():
+        if code is _MODE_CODE:
+            modes += 1
+            if modes > 1:  # it is of a module inside, which has a mode of its own
+                return "other"
+        elif code is _SEE_CODE:
+            module = variable("module")
+            return "own" if all(one is module for one in inner) else "other"
+        elif code in _FOREIGN_CODES:
+            return "other"
+        elif code.co_name == "forward" and code.co_argcount:
+            this = variable(code.co_varnames[0])
+            if isinstance(this, FunctionCtx):
+                return "other"
+            if isinstance(this, nn.Module):
+                inner.append(this)
+    return "lost"
+
+
+class TracedMode(TorchFunctionMode):
+    """Pass the operations of a module that is being traced to those who asked for them."""
+
+    def __init__(self, inside: TracedInside, frame: TracedFrame) -> None:
+        super().__init__()
+        self.inside = inside
+        self.frame = frame
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = {} if kwargs is None else kwargs
+        written = _write_names(func)
+        if written and self._is_asked(written):
+            owner = _find_owner()
+            if owner == "own":
+                return self._pass(func, written, args, given)
+            if owner == "lost":
+                raise UnsupportedModel(
+                    f"`/{written}`: the compiler broke the graph inside this forward, and whose "
+                    f"operations follow is not known. {EAGERLY}"
+                )
+        return func(*args, **given)
+
+    def _is_asked(self, written: str) -> bool:
+        for name in written.split(","):
+            spot = "/" + name
+            if self.inside.at(spot) is not None or self.inside.at(spot + ":input") is not None:
+                return True
+        return False
+
+    def _pass(self, func: Any, written: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside, frame = self.inside, self.frame
+        spots = []
+        for name in written.split(","):
+            spot = "/" + name
+            spots.append((spot, frame.count(spot)))
+        names = _write_parameters(func).split(",")
+        bound: dict[Any, Any] = {}
+        for position, value in enumerate(args):
+            bound[_key(names, position)] = value
+        for name, value in kwargs.items():
+            bound[name] = value
+        is_changing = len(spots) > 1 or spots[0][0] == "/setitem"
+        if is_changing or bound.get("inplace", False) or bound.get("out") is not None:
+            raise UnsupportedModel(
+                f"`{spots[-1][0]}` changes a tensor in place, which cannot be heard inside a graph "
+                f"that torch.compile made. {EAGERLY}"
+            )
+        for spot, index in spots:
+            bound = inside.flow(frame, spot + ":input", index, bound, way="part")
+        new_args = [bound[_key(names, position)] for position in range(len(args))]
+        result = func(*new_args, **{name: bound[name] for name in kwargs})
+        for spot, index in spots:
+            found = inside.at(spot)
+            if found is not None and (found.is_exact or tensors(result)):
+                result = inside.flow(frame, spot, index, result)
+        return result
+
+
+def _key(names: list[str], position: int) -> str | int:
+    """Give what an argument is called: by its position where it has no name."""
+    return names[position] if position < len(names) and names[position] else position
+
+
+def _see(
+    module: nn.Module,
+    inside: TracedInside,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Trace a forward and see the operations it calls."""
+    with TracedMode(inside, inside.frames[-1]):
+        return forward(*args, **kwargs)
+
+
+_SEE_CODE = _see.__code__
+_MODE_CODE = TracedMode.__torch_function__.__code__
+
+
+def run_traced(
+    traced: Any,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    *,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    has_operations: bool,
+) -> Any:
+    """Do what a stand-in does where the compiler looks on."""
+    inside = traced.look_inside()
+    is_alone = not inside.frames
+    if is_alone:  # its hooks run beside the graph, or forward was called by itself
+        traced.begin_beside()
+        inside.take_in(args, kwargs)
+    if has_operations:
+        output = _see(module, inside, forward, args, kwargs)
+    else:
+        output = forward(*args, **kwargs)
+    if is_alone:
+        inside.leave()
+    return output

@@ -1,0 +1,128 @@
+"""Compiled trainings that go wrong, break their graphs, or are compiled more often than allowed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_trainings import Stack, as_function, assert_same_rows, in_place, train_twins, wrap
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from trainings import batches, plain_loop
+
+import hookline as hl
+
+# The compiler asks inputs that are no leaves for their gradients.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+class Divided(nn.Module):
+    """Divide by zero when all inputs are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) / (x.sum() != 0))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Let no graph of another test be there."""
+    torch._dynamo.reset()
+
+
+def _train_to_zero(call: object, model: nn.Module) -> hl.Watch:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model) as watched:
+        for number, batch in enumerate(batches(5, 3)):
+            optimizer.zero_grad()
+            call(batch * (number != 2)).square().mean().backward()  # type: ignore[operator]
+            optimizer.step()
+    return watched
+
+
+@pytest.mark.parametrize("way", [wrap, in_place])
+def test_the_operation_behind_a_value_is_found_without_the_graph(way: object) -> None:
+    model = Divided()
+    watched = _train_to_zero(way(model, "aot_eager"), model)  # type: ignore[operator]
+    finding = watched.findings[0]
+    assert (finding.rule, finding.step, finding.site) == ("non-finite", 2, "/div")
+    assert "division by zero" in watched.verdict
+    assert watched.notes == ["the step was run again without torch.compile to find the operation"]
+
+
+def test_in_a_compiled_function_the_module_is_found_and_the_rest_noted() -> None:
+    model = Divided()
+    watched = _train_to_zero(as_function(model, "aot_eager"), model)
+    finding = watched.findings[0]
+    assert (finding.rule, finding.step, finding.site) == ("non-finite", 2, "second")
+    (note,) = watched.notes
+    assert "was not looked for" in note
+    assert "compiled" in note
+
+
+class Talking(nn.Module):
+    """Run code in the middle that no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Stack(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner.start(x)
+        torch._dynamo.graph_break()
+        for block in self.inner.blocks:
+            x = block(x)
+        return self.inner.head(x)
+
+
+def test_a_graph_break_is_noted_and_measured_around() -> None:
+    def compile(model: nn.Module, backend: object) -> object:
+        return torch.compile(model, backend=backend)
+
+    twins = train_twins(Talking, plain_loop(5, 3), compile)
+    assert_same_rows(twins.eager, twins.compiled)
+    assert twins.graphs == twins.plain_graphs == 2
+    (note,) = [one for one in twins.compiled.notes if "graph" in one]
+    assert note.startswith("torch.compile broke its graph at a place, which is measured as well: ")
+    assert "test_watch_compiled_troubles.py:" in note
+
+
+def test_a_recompile_limit_falls_back_to_hooks() -> None:
+    def compile(model: nn.Module, backend: object) -> object:
+        return torch.compile(model, backend=backend, dynamic=False)
+
+    def train(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+        losses = []
+        for rows in (4, 5, 6, 7, 4, 6):
+            optimizer.zero_grad()
+            loss = model(batches(rows, 3, count=1)[0]).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        return losses
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        twins = train_twins(Stack, train, compile)
+    assert_same_rows(twins.eager, twins.compiled)
+    assert twins.graphs == twins.plain_graphs == 2
+    assert any("recompile_limit" in note for note in twins.compiled.notes)
+    assert twins.compiled.failure is None
+
+
+def test_an_error_of_the_model_leaves_the_watch_going() -> None:
+    model = Stack(1)
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(compiled) as watched:
+        for number, batch in enumerate(batches(5, 3)):
+            optimizer.zero_grad()
+            if number == 1:
+                with pytest.raises(Exception, match="shape"):
+                    compiled(torch.randn(5, 4))
+            compiled(batch).square().mean().backward()
+            optimizer.step()
+    assert watched.series("head", "count").values.tolist() == [10.0] * 4
+    assert watched.failure is None
