@@ -143,6 +143,33 @@ def test_is_compiled_knows_both_ways_to_compile() -> None:
     assert _torch.is_compiled(module)
 
 
+def test_compiled_parts_of_a_model_are_found() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    assert not _torch.has_compiled_part(model)
+    model[1].compile(backend="eager")
+    assert _torch.has_compiled_part(model)
+
+
+def test_graph_breaks_and_limits_of_the_compiler_are_told() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch._dynamo.reset()
+    before, limits = len(_torch.list_graph_breaks()), _torch.count_recompile_limits()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled = torch.compile(broken, backend="eager", dynamic=False)
+        compiled(torch.ones(2))
+        (where, why), *_ = _torch.list_graph_breaks()[before:]
+        assert where.startswith("test_torch_private.py:")
+        assert "break" in why
+        assert _torch.count_recompile_limits() == limits
+        compiled(torch.ones(3))
+    assert _torch.count_recompile_limits() > limits
+    torch._dynamo.reset()
+
+
 def test_is_compile_forced_eager_follows_the_stance() -> None:
     import torch._dynamo
 

@@ -10,7 +10,8 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import CodeType
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -221,17 +222,28 @@ def settle_when_traced(function: Any) -> Any:
     return function
 
 
-def traced_calls() -> Iterator[tuple[CodeType, Callable[[str], Any]]]:
+def traced_calls() -> Iterator[tuple[CodeType | None, Callable[[str], Any]]]:
     """Give the code of each function that is being traced, innermost first, and its variables.
 
-    As `sys._getframe` does for functions that run; called by what `settle_when_traced` marked.
+    As `sys._getframe` does for functions that run; called by what `settle_when_traced` marked. The
+    border of an `autograd.Function` has no code.
     """
-    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
-    one = translator.current_tx().output.current_tx
-    while one is not None:
-        symbolic = one.symbolic_locals
-        yield one.f_code, lambda name, known=symbolic: getattr(known.get(name), "value", None)
-        one = getattr(one, "parent", None)
+    frame: FrameType | None = sys._getframe(1)
+    last = None
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            one = frame.f_locals.get("self")
+            known = getattr(one, "symbolic_locals", None)
+            if known is not None and one is not last:
+                last = one
+                yield one.f_code, partial(_traced_variable, known)  # type: ignore[union-attr]
+            elif type(one).__name__.startswith("AutogradFunction"):
+                yield None, partial(_traced_variable, {})
+        frame = frame.f_back
+
+
+def _traced_variable(known: dict[str, Any], name: str) -> Any:
+    return getattr(known.get(name), "value", None)
 
 
 def has_compiled_code() -> bool:
@@ -241,6 +253,11 @@ def has_compiled_code() -> bool:
         return True
     convert = sys.modules.get("torch._dynamo.convert_frame")
     return convert is not None and bool(convert.input_codes.seen)
+
+
+def has_inductor() -> bool:
+    """Tell whether inductor is loaded, which compiles graphs unless another backend is named."""
+    return "torch._inductor.compile_fx" in sys.modules
 
 
 def is_recomputed() -> bool:

@@ -298,14 +298,15 @@ def test_a_folder_that_holds_a_run_is_refused_or_replaced(tmp_path: Path) -> Non
         record(Small(), tmp_path / "other", (tokens(),), overwrite=True)
 
 
-def test_of_a_compiled_model_parameters_alone_are_recorded(tmp_path: Path) -> None:
-    model = torch.compile(Small(), backend="eager")
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_of_a_scripted_model_parameters_alone_are_recorded(tmp_path: Path) -> None:
+    model = torch.jit.script(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with record(model, tmp_path / "run") as recording:
-        plain_loop(model, optimizer)
+        square(model(torch.ones(4, 3))).backward()
+        optimizer.step()
     trace = open_trace(tmp_path / "run")
     assert {site.kind for site in trace.sites} == {"parameter", "parameter gradient", "update"}
-    assert len(trace.steps) == 4
     assert any("only parameters" in note for note in recording.notes)
 
 

@@ -285,30 +285,17 @@ def test_nested_arguments_and_outputs_have_their_leaves() -> None:
     assert find(trace, ":output.same").same_as == find(trace, ":input.x").id
 
 
-@pytest.mark.parametrize("kind", ["compiled", "scripted"])
-def test_of_a_model_that_runs_no_hooks_the_ends_are_traced(kind: str) -> None:
+def test_of_a_model_that_runs_no_hooks_the_ends_are_traced() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     plain = trace_step(model, (torch.ones(2, 3),), loss=square)
-    if kind == "compiled":
-        closed: Any = torch.compile(model, backend="eager")
-    else:
-        with pytest.warns(DeprecationWarning, match="script"):
-            closed = torch.jit.script(model)
+    with pytest.warns(DeprecationWarning, match="script"):
+        closed = torch.jit.script(model)
     trace = trace_step(closed, (torch.ones(2, 3),), loss=square)
     assert [site.port for site in trace.sites if site.kind == "value"] == ["input", "output"]
     assert of_kind(trace, "gradient") == [":output.grad"]
     assert of_kind(trace, "parameter gradient") == of_kind(plain, "parameter gradient")
     assert trace.loss == pytest.approx(plain.loss)
     assert "only the ends of the model are traced" in trace.notes[0]
-
-
-def test_a_compiled_part_is_left_out_with_a_note() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    model[0] = torch.compile(model[0], backend="eager")
-    trace = trace_step(model, (torch.ones(2, 3),), loss=square)
-    assert "0:output" not in of_kind(trace, "value")
-    assert "1:input.input" in of_kind(trace, "value")
-    assert any(note.startswith("`0` is not traced inside") for note in trace.notes)
 
 
 def test_tensors_beyond_the_room_are_not_kept_and_that_is_said(model: Small) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from hookline._trees import Opaque, Path
 from hookline.captures.keeping import Kept
 from hookline.captures.records import VisitRecord
@@ -36,14 +34,6 @@ def put_structure(record: VisitRecord, port: str, root: Path, text: str, *, aske
     if root != asked:
         record.spellings[port, asked] = root
     record.trees[port, root] = build(text, find)
-
-
-def imagine(text: str) -> Any:
-    """Give a value of this structure with empty tensors, to name what is in it."""
-    return build(text, lambda _: _EMPTY)
-
-
-_EMPTY = Tensor()
 
 
 def _grow(tree: Any, path: Path, item: Any) -> Any:

@@ -15,7 +15,7 @@ from hookline._errors import NoSuchSite, OutOfMemory, UnsupportedModel
 from hookline._torch import is_functorch_active
 from hookline._trees import Path
 from hookline.addresses import Site, format_leaf
-from hookline.captures.delivered import imagine, put_structure, put_tensor
+from hookline.captures.delivered import put_structure, put_tensor
 from hookline.captures.foreseeing import may_change
 from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwritten
 from hookline.captures.records import Place, VisitRecord, once_backward_ends
@@ -27,6 +27,7 @@ from hookline.hooks.operators import MISSING, REASON, SHAPE, Ear
 from hookline.hooks.operators import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
+from hookline.hooks.structures import imagine
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.variables import log_value
 from hookline.hooks.visits import At, Call, Listener, LogEntry, Station, Visit, describe

@@ -6,6 +6,7 @@ tensor; a condition (`action.where(...)`) says when and to which rows and positi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,16 @@ from torch import Tensor
 
 from hookline._errors import EditError, HooklineError
 from hookline.captures.captured import Captured
+from hookline.edits.changes import change, hold
+from hookline.edits.places import Choice, Places, choose, explain, limit
 from hookline.hooks.functions import Which, check_which
 from hookline.hooks.visits import At
 
 Number = int | float
-Change = Callable[[Tensor, At], Tensor]
-Places = int | slice | Sequence[int] | None
+Find = Callable[[Tensor, str, int | None, int], tuple[Tensor, ...]]
+"""What gives the operands for a tensor, by the address, the visit and the call it is in."""
+Check = Callable[[Sequence[int]], str]
+"""What says why an action cannot be done to a tensor of some shape; empty where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,26 @@ class Action:
     name: str
     """How it prints."""
 
-    change: Change = field(repr=False)
-    """What it does to a tensor."""
+    kind: str = field(repr=False)
+    """What is computed: a name in `changes.CHANGES`."""
+
+    operands: tuple[Tensor, ...] = field(default=(), repr=False)
+    """What it is computed with: tensors, and numbers as tensors of no dimension."""
+
+    settings: tuple[Any, ...] = field(default=(), repr=False)
+    """What else says how: a dimension."""
+
+    find: Find | None = field(default=None, repr=False)
+    """What gives the operands where they differ from value to value; None where they do not."""
+
+    fix: Callable[[str], tuple[Tensor, ...] | None] | None = field(default=None, repr=False)
+    """What gives such operands once and for all for an address, or None where that cannot be."""
+
+    is_of_one_visit: bool = field(default=False, repr=False)
+    """Whether operands that are fixed are those of the first visit only."""
+
+    check: Check | None = field(default=None, repr=False)
+    """What tells whether a shape will do; None where any will."""
 
     visits: Which = None
     """The executions within one call it applies to; None for all."""
@@ -88,10 +111,33 @@ class Action:
         changes: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
         return replace(self, **changes)
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Give what it is limited to, dimension by dimension."""
+        pairs = ((self.rows, self.row_dim), (self.positions, self.position_dim))
+        return tuple(choose(places, dim) for places, dim in pairs if places is not None)
+
+    def explain(self, shape: Sequence[int], address: str) -> str:
+        """Say why it cannot be done to a tensor of this shape; empty where it can."""
+        problem = "" if self.check is None else self.check(shape)
+        if problem:
+            return f"{self.name.partition('(')[0]} at `{address}`: {problem}"
+        for places, dim in ((self.rows, self.row_dim), (self.positions, self.position_dim)):
+            problem = "" if places is None else explain(shape, places, dim, address)
+            if problem:
+                return problem
+        return ""
+
     def apply(self, value: Tensor, at: At) -> Tensor:
         """Change one tensor where the condition holds."""
+        problem = self.explain(value.shape, at.address) if self._has_limits else ""
+        if problem:
+            raise EditError(problem)
+        operands = self.operands
+        if self.find is not None:
+            operands = self.find(value, at.address, at.visit, at.call)
         try:
-            new = self.change(value, at)
+            new = change(value, self.kind, operands, self.settings)
         except RuntimeError as error:
             if isinstance(error, HooklineError):
                 raise
@@ -103,31 +149,11 @@ class Action:
                 f"{self.name} at `{at.address}` gave shape {tuple(new.shape)} for "
                 f"{tuple(value.shape)}, so rows and positions cannot be told apart."
             )
-        mask = torch.ones((1,) * value.dim(), dtype=torch.bool, device=value.device)
-        for places, dim in ((self.rows, self.row_dim), (self.positions, self.position_dim)):
-            if places is not None:
-                mask = mask & _mask(value, places, dim, at)
-        return torch.where(mask, new, value)
+        return limit(value, new, self.choices)
 
-
-def _mask(value: Tensor, places: Places, dim: int, at: At) -> Tensor:
-    if not -value.dim() <= dim < value.dim():
-        raise EditError(
-            f"`{at.address}` has {value.dim()} dimensions, so there is no dimension {dim} to "
-            "select rows or positions in. Give row_dim or position_dim."
-        )
-    chosen = torch.zeros(value.shape[dim], dtype=torch.bool, device=value.device)
-    index = [places] if isinstance(places, int) else places
-    try:
-        chosen[index] = True
-    except IndexError as error:
-        raise EditError(
-            f"`{at.address}` has {value.shape[dim]} entries in dimension {dim}; "
-            f"{places!r} is outside."
-        ) from error
-    shape = [1] * value.dim()
-    shape[dim] = value.shape[dim]
-    return chosen.reshape(shape)
+    @property
+    def _has_limits(self) -> bool:
+        return any(one is not None for one in (self.check, self.rows, self.positions))
 
 
 def _number_or_tensor(given: Any, what: str) -> Number | Tensor:
@@ -140,35 +166,36 @@ def _show(given: Any) -> str:
     return f"tensor{tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
 
 
-def _like(given: Number | Tensor, value: Tensor) -> Number | Tensor:
-    """Give a tensor the type of the value: a vector in float32 steers a bfloat16 model."""
-    return given.to(value.dtype) if isinstance(given, Tensor) else given
-
-
 def set(value: Number | Tensor) -> Action:
     """Replace the value by a number, or by a tensor of the same shape and type."""
     new = _number_or_tensor(value, "set")
-    return Action(
-        f"set({_show(new)})",
-        lambda old, at: new if isinstance(new, Tensor) else torch.full_like(old, new),
-    )
+    if isinstance(new, Tensor):
+        return Action(f"set({_show(new)})", "replace", (new,))
+    return Action(f"set({_show(new)})", "fill", (hold(new),))
 
 
 def add(value: Number | Tensor) -> Action:
-    """Add a number or a tensor that broadcasts to the value: steering."""
+    """Add a number or a tensor that broadcasts to the value: steering.
+
+    A tensor takes the type of the value: a vector in float32 steers a bfloat16 model.
+    """
     more = _number_or_tensor(value, "add")
-    return Action(f"add({_show(more)})", lambda old, at: old + _like(more, old))
+    if isinstance(more, Tensor):
+        return Action(f"add({_show(more)})", "add", (more,))
+    return Action(f"add({_show(more)})", "add number", (hold(more),))
 
 
 def scale(factor: Number | Tensor) -> Action:
     """Multiply the value."""
     by = _number_or_tensor(factor, "scale")
-    return Action(f"scale({_show(by)})", lambda old, at: old * _like(by, old))
+    if isinstance(by, Tensor):
+        return Action(f"scale({_show(by)})", "scale", (by,))
+    return Action(f"scale({_show(by)})", "scale by number", (hold(by),))
 
 
 def zero() -> Action:
     """Replace the value by zeros: ablation."""
-    return Action("zero()", lambda old, at: torch.zeros_like(old))
+    return Action("zero()", "zero")
 
 
 def clip(
@@ -185,20 +212,13 @@ def clip(
     if norm is not None:
         if low is not None or high is not None:
             raise TypeError("hl.clip takes either limits or a norm")
-        return Action(f"clip(norm={norm})", lambda old, at: _clip_norm(old, norm, dim))
+        return Action(f"clip(norm={norm})", "clip norm", (hold(norm),), (dim,))
     if low is None:
         raise TypeError("hl.clip needs a limit: hl.clip(1.0), hl.clip(0, 6) or hl.clip(norm=1.0)")
     least, most = (-abs(low), abs(low)) if high is None else (low, high)
     if least > most:
         raise ValueError(f"hl.clip({low}, {high}): the lower limit is above the upper one")
-    return Action(f"clip({least}, {most})", lambda old, at: old.clamp(least, most))
-
-
-def _clip_norm(value: Tensor, norm: Number, dim: int | tuple[int, ...] | None) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(value, dim=dim, keepdim=True, dtype=torch.float32)
-    factor = (norm / size.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1.0)
-    clipped: Tensor = value * factor.to(value.dtype)
-    return clipped
+    return Action(f"clip({least}, {most})", "clip", (hold(least), hold(most)))
 
 
 def noise(std: Number, *, seed: int = 0) -> Action:
@@ -207,47 +227,41 @@ def noise(std: Number, *, seed: int = 0) -> Action:
     The model's own random numbers are not touched, and a recompute sees the same noise.
     """
 
-    def change(old: Tensor, at: At) -> Tensor:
-        key = f"{seed}/{at.address}/{at.call}/{at.visit}".encode()
+    def find(old: Tensor, address: str, visit: int | None, call: int) -> tuple[Tensor, ...]:
+        key = f"{seed}/{address}/{call}/{visit}".encode()
         number = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
         generator = torch.Generator(old.device).manual_seed(number)
         more = torch.randn(old.shape, generator=generator, device=old.device, dtype=torch.float32)
-        return old + (more * std).to(old.dtype)
+        return (more * std,)
 
-    return Action(f"noise({std}, seed={seed})", change, depends_on_place=True)
+    return Action(f"noise({std}, seed={seed})", "add", find=find, depends_on_place=True)
 
 
 def mask(keep: Tensor, *, fill: Number = 0.0) -> Action:
     """Keep the value where `keep` is true and put `fill` elsewhere; `keep` broadcasts."""
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
         raise TypeError("hl.mask takes a bool tensor: true where the value stays")
-
-    def change(old: Tensor, at: At) -> Tensor:
-        return torch.where(keep.to(old.device), old, torch.full((), fill).to(old))
-
-    return Action(f"mask({_show(keep)}, fill={fill})", change)
+    return Action(f"mask({_show(keep)}, fill={fill})", "mask", (keep, hold(fill)))
 
 
 def swap_rows(first: int | Sequence[int], second: int | None = None, *, dim: int = 0) -> Action:
     """Swap two rows of the batch, `swap_rows(0, 1)`, or order all, `swap_rows([2, 0, 1])`."""
 
-    def change(old: Tensor, at: At) -> Tensor:
-        size = old.shape[dim]
-        order = list(range(size))
-        if second is None:
-            order = list(first) if isinstance(first, Sequence) else []
-        elif isinstance(first, int) and -size <= first < size and -size <= second < size:
-            order[first], order[second] = order[second], order[first]
+    def check(shape: Sequence[int]) -> str:
+        size = shape[dim]
+        if second is not None:
+            is_order = isinstance(first, int) and -size <= first < size and -size <= second < size
         else:
-            order = []
-        if sorted(order) != list(range(size)):
-            raise EditError(
-                f"swap_rows at `{at.address}`: there are {size} rows in dimension {dim}; "
-                f"{first!r}, {second!r} is no order of them."
-            )
-        return old.index_select(dim, torch.tensor(order, device=old.device))
+            order = list(first) if isinstance(first, Sequence) else []
+            is_order = sorted(order) == list(range(size))
+        what = f"there are {size} rows in dimension {dim}; {first!r}, {second!r} is no order"
+        return "" if is_order else f"{what} of them."
 
-    return Action(f"swap_rows({first}, {second})", change)
+    name = f"swap_rows({first}, {second})"
+    if second is None or not isinstance(first, int):
+        order = torch.tensor(list(first) if isinstance(first, Sequence) else [], dtype=torch.int64)
+        return Action(name, "order", (order,), (dim,), check=check)
+    return Action(name, "swap", (hold(first), hold(second)), (dim,), check=check)
 
 
 def patch(
@@ -267,25 +281,40 @@ def patch(
             f"{type(source).__qualname__}. For a tensor there is hl.set."
         )
 
-    def change(old: Tensor, at: At) -> Tensor:
+    def find(_: Tensor | None, site: str, current: int | None, __: int) -> tuple[Tensor, ...]:
         reader: Any = source
         if call is not None:
             count = len(source.calls)
             if not -count <= call < count:
                 raise EditError(
-                    f"patch at `{at.address}`: there is no call {call}; {count} were captured."
+                    f"patch at `{site}`: there is no call {call}; {count} were captured."
                 )
             reader = source.calls[call]
-        name = address or at.address
-        new = _read(reader, name, at.visit if visit is None else visit)
+        name = address or site
+        new = _read(reader, name, current if visit is None else visit)
         if not isinstance(new, Tensor):
             raise EditError(
-                f"patch at `{at.address}`: `{name}` is no single tensor; name a leaf in `address`."
+                f"patch at `{site}`: `{name}` is no single tensor; name a leaf in `address`."
             )
-        return new
+        return (new,)
 
-    name = f"patch({address or 'same site'})"
-    return Action(name, change, depends_on_place=address is None)
+    def fix(site: str) -> tuple[Tensor, ...] | None:
+        found = find(None, site, 0, 0)
+        if visit is None and address is None:
+            reader: Any = source if call is None else source.calls[call]
+            with contextlib.suppress(HooklineError):
+                _read(reader, site, 1)
+                return None  # each visit has a value of its own
+        return found
+
+    return Action(
+        f"patch({address or 'same site'})",
+        "replace",
+        find=find,
+        fix=fix,
+        is_of_one_visit=visit is None and address is None,
+        depends_on_place=address is None,
+    )
 
 
 def _read(reader: Any, name: str, visit: int | None) -> Any:

@@ -7,18 +7,22 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._errors import EditError, HooklineWarning
+from hookline._errors import EditError, HooklineWarning, UnsupportedModel
 from hookline._tables import Table
 from hookline.addresses import Selector, Site, format_place, resolve
 from hookline.addresses.pattern import escape
 from hookline.edits.actions import Action
 from hookline.edits.skipping import Skip, SkipListener
+from hookline.edits.traced_edits import make_traced_edit
 from hookline.hooks.eagerly import Compiled, check_compiled
+from hookline.hooks.ears import VisitEar
 from hookline.hooks.functions import FunctionListener, Which, attach_function, check_which
 from hookline.hooks.idleness import why_idle
+from hookline.hooks.operators import Ear
 from hookline.hooks.reasons import swap_notes, why_not_called
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -118,6 +122,28 @@ class _Applied:
             for listener in session.listeners
         )
 
+    def count_one(self) -> None:
+        """Count what a compiled graph does by itself."""
+        self._count += 1
+
+    def make_traced(
+        self, listener: FunctionListener, device: torch.device, visits: VisitEar
+    ) -> tuple[Ear, Any]:
+        """Make the edit a part of compiled graphs; raise where it takes Python at run time."""
+        action = self.edit
+        if not isinstance(action, Action):
+            raise _refuse(listener, "a function of Python's cannot run")
+        if listener.visits is not None or listener.calls is not None:
+            raise _refuse(listener, "an edit for some visits or calls cannot be made")
+        operands: tuple[Tensor, ...] | None = action.operands
+        if action.find is not None:
+            operands = None if action.fix is None else action.fix(self.site.address)
+        if operands is None:
+            raise _refuse(listener, f"{action.name}, another one for each value, cannot be made")
+        return make_traced_edit(
+            listener, device, visits=visits, action=action, operands=operands, counter=self
+        )
+
     @property
     def depends_on_place(self) -> bool:
         """Whether the edit asks which assignment or call of an operation it is at."""
@@ -152,6 +178,13 @@ class _Applied:
         path, tensor = tensors[0]
         at.leaf = (*at.leaf, *path)
         return _trees.put(value, path, self.edit.apply(tensor, at))
+
+
+def _refuse(listener: FunctionListener, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{listener.session.purpose}: {what} at `{listener.address}` inside a graph that "
+        'torch.compile made. Ask for the model to be run eagerly: compiled="eager"'
+    )
 
 
 def edit(

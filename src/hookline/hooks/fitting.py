@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -46,22 +47,34 @@ def _check_tensor(old: Tensor, new: Any, at: str) -> None:
             f"the edit at {at} returned {_show(new)} for a tensor of shape "
             f"{tuple(old.shape)}.{hint}"
         )
+    problem = misfit(old, new)
+    if problem:
+        raise EditError(f"the edit at {at} {problem}")
+
+
+def misfit(old: Tensor, new: Tensor) -> str:
+    """Say why one tensor cannot replace another; empty where it can. May run while it is traced."""
     if new.shape != old.shape:
-        raise EditError(
-            f"the edit at {at} returned shape {tuple(new.shape)} for {tuple(old.shape)}. "
+        return (
+            f"returned shape {show_shape(new.shape)} for {show_shape(old.shape)}. "
             "Return a tensor of the same shape, e.g. new.expand_as(value)."
         )
     if new.dtype != old.dtype:
-        raise EditError(
-            f"the edit at {at} returned {new.dtype} for {old.dtype}. Return new.to(value.dtype)."
-        )
+        return f"returned {new.dtype} for {old.dtype}. Return new.to(value.dtype)."
     if new.device != old.device:
-        raise EditError(
-            f"the edit at {at} returned a tensor on {new.device} for one on {old.device}. "
+        return (
+            f"returned a tensor on {new.device} for one on {old.device}. "
             "Return new.to(value.device)."
         )
     if new.layout != old.layout:
-        raise EditError(f"the edit at {at} returned layout {new.layout} for {old.layout}.")
+        return f"returned layout {new.layout} for {old.layout}."
+    return ""
+
+
+def show_shape(shape: Sequence[int]) -> str:
+    """Write a shape as Python does a tuple."""
+    sizes = [str(int(size)) for size in shape]
+    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
 def _show(value: object) -> str:

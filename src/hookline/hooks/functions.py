@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Container
 from typing import Any, Required, TypedDict, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
@@ -16,7 +17,9 @@ from hookline.addresses.variables import forward_of
 from hookline.hooks import everywhere, observing
 from hookline.hooks.arguments import bind, known_names, unbind
 from hookline.hooks.eagerly import Compiled, check_compiled
+from hookline.hooks.ears import VisitEar
 from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
+from hookline.hooks.operators import Ear
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
@@ -216,6 +219,12 @@ class FunctionListener(Listener):
             return grad
         check_fit(grad, new, describe(visit, at.address))
         return new  # type: ignore[no-any-return]
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> tuple[Ear | None, Any]:
+        make = getattr(self.function, "make_traced", None)
+        if make is None or visits is None:
+            return super().make_ear(device, visits)
+        return make(self, device, visits)  # type: ignore[no-any-return]
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
         self.reasons.add(reason)

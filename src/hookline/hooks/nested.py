@@ -76,12 +76,14 @@ class Walk:
         text = "(" + _write_kind(value) + ",(" + "".join([one + "," for one in texts]) + "))"
         return self._rebuild(value, items, changed), text
 
+    def describe(self, value: Any) -> str:
+        """Say what a value is made of."""
+        return self.tell(value, "")[1]
+
     def _tell_one(self, value: Tensor, place: str) -> tuple[Tensor, str]:
-        number = 0
-        for old, new in self.seen:
+        for number, (old, new) in enumerate(self.seen):
             if old is value:
                 return new, "('=',((''," + str(number) + "),))"
-            number += 1
         new = self.ear.tell(value, place, way_to(value, self.way, self.received))
         self.seen.append((value, new))
         return new, TENSOR
@@ -89,6 +91,8 @@ class Walk:
     def _rebuild(self, value: Any, items: list[tuple[Any, Any]], changed: list[Any]) -> Any:
         """Give a container with other items: the same one, unless others would notice."""
         if isinstance(value, tuple):
+            if hasattr(value, "n_sequence_fields"):  # torch.return_types.*
+                return type(value)(list(changed))
             return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
         if isinstance(value, list):
             if self.is_copying:
@@ -133,6 +137,17 @@ def _find(items: list[tuple[Any, Any]], wanted: str | int) -> int:
     if isinstance(wanted, int) and -len(items) <= wanted < len(items):
         return wanted % len(items)
     return -1
+
+
+def get(value: Any, leaf: tuple[str | int, ...]) -> tuple[bool, Any]:
+    """Tell whether there is such a part in a value, and give it."""
+    for key in leaf:
+        items = children(value)
+        index = -1 if items is None else _find(items, key)
+        if items is None or index < 0:
+            return False, None
+        value = items[index][1]
+    return True, value
 
 
 def tensors(value: Any) -> list[Tensor]:

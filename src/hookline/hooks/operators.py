@@ -12,7 +12,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -27,6 +27,7 @@ from hookline._torch import (
     save_in_checkpoint,
 )
 from hookline._trees import Path
+from hookline.hooks.inductor import keep_decisions
 
 _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
@@ -123,6 +124,9 @@ class Ear:
         self.hear(tensor, place)
         return lambda grad: self.hear(grad, Place(f"{place.port}.grad", place.leaf))
 
+    def note(self, place: Place, shape: Sequence[int]) -> None:
+        """Learn that something is done to a value of this shape, inside the graph."""
+
 
 _ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
 _tickets: dict[int, Gradient] = {}
@@ -187,6 +191,13 @@ def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
     return value.clone()
 
 
+@run_uncompiled
+def _note(key: Tensor, place: str, shape: Sequence[int]) -> None:
+    ear = _ears.get(key.data_ptr())
+    if ear is not None:
+        ear.note(read_place(place), shape)
+
+
 def _stamp(value: Tensor, ticket: Tensor) -> Tensor:
     return value.clone()
 
@@ -199,6 +210,7 @@ def _make_library() -> Any:
         "hand_over": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
         "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
         "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
+        "note": ("(Tensor key, str place, SymInt[] shape) -> ()", _note, _nothing),
         "stamp": ("(Tensor value, Tensor ticket) -> Tensor", _stamp, _copy),
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
@@ -206,16 +218,18 @@ def _make_library() -> Any:
         library.define(name + schema)
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
-    for name in ("pass_by", "hand_over", "hand_back"):
+    for name in ("pass_by", "hand_over", "hand_back", "note"):
         register_effectful(getattr(torch.ops.hookline, name).default)
     return library
 
 
 def _nothing(*_: Any) -> None:
     """Give what an operator gives that is only called."""
+    keep_decisions()
 
 
 def _no_ticket(*_: Any) -> Tensor:
+    keep_decisions()
     return torch.zeros((), dtype=torch.int64)
 
 
@@ -232,12 +246,13 @@ _hand_back_grad = torch.ops.hookline.hand_back.default
 """Give the gradient of a value to whoever the ticket is of."""
 
 # An effect cannot be repeated, so a checkpointed region can have none. There a value is given away
-# for a ticket, which is kept for backward and not made again; a copy that takes the ticket flows on,
-# for what forward does not need would be put off until backward. Where nobody asks for a gradient
-# the value is copied on its way, and the copy that a recompute makes is known by when it comes.
+# for a ticket, which is kept for backward and not made again. A copy that takes the ticket flows
+# on, for what forward does not need would be put off until backward. Where nobody asks for a
+# gradient the value is copied on its way; what a recompute copies is known by when it comes.
 _hand_in = torch.ops.hookline.hand_in.default
 _stamp_on = torch.ops.hookline.stamp.default
 _carry_on = torch.ops.hookline.carry.default
+_note_shape = torch.ops.hookline.note.default
 
 
 Way = Literal["own", "made", "part"]
@@ -278,13 +293,13 @@ class _HandIn(torch.autograd.Function):
         return cast(Tensor, _stamp_on(value, ctx.ticket))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         _hand_back_grad(grad, ctx.ticket)
         return grad, None, None
 
 
 def _hand_in_both(value: Tensor, key: Tensor, place: str) -> Tensor:
-    handed: Tensor = _HandIn.apply(value, key, place)
+    handed: Tensor = _HandIn.apply(value, key, place)  # type: ignore[no-untyped-call]
     return handed
 
 
@@ -344,6 +359,20 @@ def announce(key: Tensor, place: str) -> None:
         _hand(key, key, place)
 
 
+def note_change(key: Tensor, place: str, shape: Sequence[int], operand: Tensor) -> Tensor:
+    """Say that a value is about to be changed; give the operand to do it with.
+
+    In a checkpointed region that is said by carrying the operand there.
+    """
+    if not is_recomputed():
+        _note_shape(key, place, shape)
+        return operand
+    if operand.requires_grad:  # carried it would lose its gradient
+        return operand
+    carried: Tensor = _carry_on(operand, key, place)
+    return carried
+
+
 _is_allowed = False
 
 
@@ -353,5 +382,5 @@ def ease_tracing() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if not _is_allowed and dynamo is not None:
         _is_allowed = True
-        for one in (pass_one, pass_both, hand_one, hand_both, hand_gradient, announce):
+        for one in (pass_one, pass_both, hand_one, hand_both, hand_gradient, announce, note_change):
             dynamo.allow_in_graph(one)

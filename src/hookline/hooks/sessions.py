@@ -159,6 +159,11 @@ class Session:
         """Tell whether any of its modules was given to the compiler, as far as is known."""
         return bool(self._regions_compiled)
 
+    def begins_graph(self, station: Station) -> bool:
+        """Tell whether calling a station's module runs a compiled graph, if hooks on it run now."""
+        is_start = any(path == station.path for path, _ in self._regions_compiled)
+        return is_start and not is_compile_forced_eager()
+
     def is_in_graph(self, station: Station) -> bool:
         """Tell whether a station's module runs inside a compiled graph, as far as is known."""
         path = station.path

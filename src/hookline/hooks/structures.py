@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
+
 from hookline._trees import Opaque, Path
 
 Find = Callable[[Path], Any]
@@ -24,6 +26,14 @@ def _read(text: str) -> Any:
 def build(text: str, find: Find) -> Any:
     """Make the value anew, with what `find` gives for each tensor."""
     return _build(_read(text), find, (), [])
+
+
+def imagine(text: str) -> Any:
+    """Give a value of this structure with empty tensors, to name what is in it."""
+    return build(text, lambda _: _EMPTY)
+
+
+_EMPTY = Tensor()
 
 
 def links(text: str) -> dict[Path, Path]:
@@ -73,6 +83,8 @@ def _make(kind: str, items: dict[str | int, Any]) -> Any:
     named: dict[str, Any] = {str(key): item for key, item in items.items()}
     if found is None:
         return items if not all(isinstance(key, int) for key in items) else tuple(items.values())
+    if hasattr(found, "n_sequence_fields"):  # torch.return_types.*: made from one sequence
+        return found(list(items.values()))
     if issubclass(found, tuple):
         return tuple.__new__(found, list(items.values()))
     if issubclass(found, list):

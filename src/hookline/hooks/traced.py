@@ -214,13 +214,10 @@ class Traced:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = self.argument_names
-        bound = {}
-        for name, value in zip(names, args, strict=False):
-            bound[name] = value
+        bound = dict(zip(names, args, strict=False))
         if len(args) > len(names):
             bound[self.rest_name] = tuple(args[len(names) :])
-        for name, value in kwargs.items():
-            bound[name] = value
+        bound.update(kwargs)
         return bound
 
     def _unbind(

@@ -144,7 +144,8 @@ class TracedInside:
                 raise UnsupportedModel(
                     f"`{one.address}`: which value is counted from the end is known when forward "
                     "ends, too late to hear of its gradient inside a graph that torch.compile "
-                    f"made. Name it by its number from the start, or: {EAGERLY}"
+                    "made. Name it by its number from the start, or ask for the model to be run "
+                    'eagerly: compiled="eager"'
                 )
         self.exact: dict[str, Spot] = {}
         """Who asks for each name that is asked for by itself, and by patterns too."""

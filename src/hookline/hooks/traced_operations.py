@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from hookline._errors import UnsupportedModel
@@ -21,7 +19,7 @@ from hookline.hooks.nested import tensors
 from hookline.hooks.operations import names_of, parameters_of
 from hookline.hooks.traced_inside import EAGERLY, TracedFrame, TracedInside, TracedScope
 
-_FOREIGN_CODES = (CALL_CODE, Function.apply.__func__.__code__, TracedScope.assign.__code__)  # type: ignore[attr-defined]
+_FOREIGN_CODES = (CALL_CODE, TracedScope.assign.__code__)
 
 
 @settle_when_traced
@@ -49,12 +47,10 @@ def _find_owner() -> str:
         elif code is _SEE_CODE:
             module = variable("module")
             return "own" if all(one is module for one in inner) else "other"
-        elif code in _FOREIGN_CODES:
+        elif code is None or code in _FOREIGN_CODES:
             return "other"
         elif code.co_name == "forward" and code.co_argcount:
             this = variable(code.co_varnames[0])
-            if isinstance(this, FunctionCtx):
-                return "other"
             if isinstance(this, nn.Module):
                 inner.append(this)
     return "lost"

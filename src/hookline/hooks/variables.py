@@ -287,12 +287,14 @@ class Taps:
         is_handed: bool = False,
     ) -> Any:
         """Give the function to call in place of another one of which something is asked."""
+        if is_compiling():
+            traced: Any = scope
+            prefixes = prefix_names(callee, name, traced.__self__.prefixes)
+            return self.junction.callees.find_ready(callee, prefixes)
         inner = getattr(scope, "__self__", None)
-        if not isinstance(inner, (Scope, TracedScope)):
+        if not isinstance(inner, Scope):
             return callee
         prefixes = prefix_names(callee, name, inner.prefixes)
-        if is_compiling():
-            return self.junction.callees.find_ready(callee, prefixes)
         frame = inner.frame if is_handed else None
         return self.junction.callees.replace(callee, prefixes, frame)
 

@@ -34,6 +34,11 @@ _WITHOUT_GRAD = (
     "`with_inference=True`"
 )
 
+_WITHOUT_INPUTS = (
+    "the inputs are not kept: the model was called inside a function that is compiled, and what "
+    "with stays in there"
+)
+
 
 def measure(recorder: Recorder, site: int, tensor: Tensor) -> None:
     """Have a value measured; of one that is spread over ranks, what this rank has."""
@@ -133,13 +138,27 @@ class RecordListener(TraceListener):
             return False
         return recorder.is_on
 
+    def on_begin(self, visit: Visit) -> None:
+        try:
+            if not visit.is_recompute and self.hears(visit) and not self.attachment.is_called:
+                self.attachment.begin_unseen_call()
+        except Exception as error:
+            self._fail(error)
+        super().on_begin(visit)
+
     def on_total(self, site: int, grad: Tensor) -> None:
         if self.recorder.is_on:
             super().on_total(site, grad)
 
+    def on_delivered_total(self, site: int, grad: Tensor) -> None:
+        if self.recorder.is_on:
+            super().on_delivered_total(site, grad)
+
 
 class TraceAttachment(Attachment):
     """The listeners of a recording, put on the models and taken off as steps ask for it."""
+
+    _needs_visits = True
 
     def __init__(
         self, models: Mapping[str, nn.Module], options: Options, recorder: Recorder
@@ -160,6 +179,7 @@ class TraceAttachment(Attachment):
         """Whether something was not recorded because it ran without grad."""
         self._is_described = False
         self._has_kept = False
+        self._has_unseen = False
         super().__init__(models, options, recorder)
 
     def keep_tensors(self, wanted: Wanted) -> None:
@@ -204,14 +224,23 @@ class TraceAttachment(Attachment):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, path: str
     ) -> None:
         """Take what is to be known before the first call of a step, of a model or a part of it."""
-        self.is_called = True
+        self.is_called = True  # what is done here may call it
+        with self._recorder.timed(), torch.no_grad():
+            if self.sink.is_kept is not None or not self._has_kept:
+                self._has_kept = True
+                self._keep_call(args, kwargs, path)
+        self._begin_state()
+
+    def begin_unseen_call(self) -> None:
+        """Do so for a call inside a compiled graph, where its arguments stay."""
+        self.is_called = self._has_unseen = True
+        self._begin_state()
+
+    def _begin_state(self) -> None:
         with self._recorder.timed(), torch.no_grad():
             if not self._is_described:
                 self._is_described = True
                 self._describe_models()
-            if self.sink.is_kept is not None or not self._has_kept:
-                self._has_kept = True
-                self._keep_call(args, kwargs, path)
             for one in self._buffers:
                 one.begin()
 
@@ -259,6 +288,8 @@ class TraceAttachment(Attachment):
         notes = super().unheard()
         if self.has_passed_over and not any(one.kind == "value" for one in self._recorder.facts):
             notes.append(_WITHOUT_GRAD)
+        if self._has_unseen and not self._has_kept:
+            notes.append(_WITHOUT_INPUTS)
         return notes
 
     def begin_step(self, step: int) -> None:

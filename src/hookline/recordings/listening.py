@@ -112,7 +112,12 @@ class TraceListener(Listener):
             if passage is not None:
                 if self.change is not None:
                     output = self._exchange(passage, output)
-                self._take(passage, output, module)
+                if type(output) is not Tensor and self.session.begins_graph(self.station):
+                    # Of a gradient only what comes from outside arrives here, and not what the
+                    # graph itself makes of one output for another.
+                    self._take_values(passage, output)
+                else:
+                    self._take(passage, output, module)
                 self.course.end(passage)
         except Exception as error:
             self._fail(error)
@@ -200,6 +205,10 @@ class TraceListener(Listener):
         else:
             for leaf, tensor in _trees.leaves(tree):
                 self._take_one(passage, leaf, tensor, module)
+
+    def _take_values(self, passage: Passage, tree: Any) -> None:
+        for leaf, tensor in _trees.leaves(tree) if self.post.is_wanted else ():
+            self.course.value_inside(passage, self.port, leaf, tensor)
 
     def _take_one(
         self, passage: Passage, leaf: Path, tensor: Tensor, module: nn.Module | None

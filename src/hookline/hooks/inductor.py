@@ -1,0 +1,209 @@
+"""Keep what the compiler makes of a model the same as without hookline's operators in its graph.
+
+Inductor decides by who reads a value whether backward keeps it or makes it again, and whether it is
+written to memory, and rounded, or only flows through a kernel. One reader more can turn such a
+decision, and with it the last bits of a training. So the operators are out of the way while a graph
+is parted into forward and backward, and what is not written to memory is copied for them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from hookline._torch import has_inductor
+
+_LOOKING = ("pass_by", "hand_over", "hand_back")
+"""The operators that are given a value to look at."""
+_VALUE, _OTHER = 2, 3
+"""Where the value stands among the arguments of a call, and what can stand there meanwhile."""
+_NEAR = 64
+"""How many nodes on the first reader of a value may be for an operator to come after it."""
+
+Parts = tuple[fx.GraphModule, fx.GraphModule]
+"""The graphs of forward and of backward."""
+
+
+def keep_decisions() -> None:
+    """Have the graph that is being traced compiled as if nobody looked at its values.
+
+    Called while an operator is traced; does nothing where inductor is not at work.
+    """
+    if not has_inductor():
+        return
+    config = sys.modules["torch._inductor.config"]
+    if config.custom_partitioner_fn is None:  # another one that the user has set stays
+        config.custom_partitioner_fn = _make_partitioner()
+    _copy_unwritten()
+
+
+@functools.cache
+def _make_partitioner() -> Any:
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        """Part the graph that was traced, as inductor does, and take no other one."""
+
+        def __call__(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> Parts:
+            config.custom_partitioner_fn = None
+
+            def part(one: fx.GraphModule) -> Parts:
+                return min_cut_rematerialization_partition(one, inputs, **options)
+
+            return part_undisturbed(joint, part)
+
+        def uuid(self) -> str:
+            return "hookline"
+
+    return Partitioner()
+
+
+def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Parts]) -> Parts:
+    """Part a graph of forward and backward where it would be parted without the operators."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    if not any(map(_is_looking, joint.graph.nodes)):
+        return part(joint)
+    joint.graph.eliminate_dead_code()
+    joint.graph = fx_graph_cse(joint.graph)  # done again later, when names have to stay
+    before = fx.GraphModule(joint, copy.deepcopy(joint.graph))
+    known = {node.name: node for node in before.graph.nodes}
+    values = {
+        node.name: known[node.args[_VALUE].name]
+        for node in joint.graph.nodes
+        if _is_looking(node) and node.args[_VALUE].op != "placeholder"
+    }
+    _set_aside(joint.graph, values)
+    joint.recompile()
+    parts = part(joint)
+    if all(_put_back(one.graph, values) for one in parts):
+        for one in parts:
+            one.recompile()
+        return parts
+    return part(before)
+
+
+def _is_looking(node: fx.Node) -> bool:
+    """Tell whether a node is a call of an operator that is given a value to look at."""
+    if node.op != "call_function" or node.target is not torch.ops.higher_order.with_effects:
+        return False
+    called: Any = node.args[1]
+    return called.namespace == "hookline" and called._opname in _LOOKING
+
+
+def _set_aside(graph: fx.Graph, values: dict[str, fx.Node]) -> None:
+    """Take the values from the operators, and put these before everything else.
+
+    What is left to them, keys and tickets and the order among them, parts them as it should.
+    """
+    moved = dict.fromkeys(node for node in graph.nodes if node.op == "placeholder")
+    last = list(moved)[-1]
+    for node in list(graph.nodes):
+        if node.name in values:
+            node.update_arg(_VALUE, node.args[_OTHER])
+        if _is_ours(node) and all(one in moved for one in node.all_input_nodes):
+            last.append(node)
+            last = node
+            moved[node] = None
+
+
+def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
+    """Give the operators their values again, and a place after them; tell whether that is done."""
+    own = [node for node in graph.nodes if _is_ours(node)]
+    others = [node for node in graph.nodes if not _is_ours(node)]
+    order = {node: index for index, node in enumerate(others)}
+    names = {node.name: node for node in graph.nodes}
+    at = sum(node.op == "placeholder" for node in others) - 1
+    last = {index: node for index, node in enumerate(others)}
+    """What stands last of all that comes after one of the others."""
+    for node in own:
+        made: list[fx.Node] = []
+        if node.name in values:
+            value = _find(values[node.name], graph, names, made)
+            if value is None:
+                return False
+            node.update_arg(_VALUE, value)
+            at = max(at, _find_first_reader(value, order))
+        if any(user not in own and user.op != "output" for user in node.users):
+            return False
+        needed = [one for new in (node, *made) for one in new.all_input_nodes]
+        at = max(at, *(order.get(one, 0) for one in needed), 0)
+        for one in (*made, node):
+            last[at].append(one)
+            last[at] = one
+    return True
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Tell whether a node calls one of the operators, or is a part of what that gives."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_looking(node.args[0])
+    return _is_looking(node)
+
+
+def _find(
+    node: fx.Node, graph: fx.Graph, names: dict[str, fx.Node], made: list[fx.Node]
+) -> fx.Node | None:
+    """Find a node of the graph that was parted, or make it again from those that are there.
+
+    So is what only the operators need, a view mostly. What cannot be had in this part is None.
+    """
+    known = names.get(node.name)
+    if known is not None:
+        return known
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+        return None
+    inputs = {one: _find(one, graph, names, made) for one in node.all_input_nodes}
+    if None in inputs.values():
+        return None
+    copied = names[node.name] = graph.node_copy(node, inputs.__getitem__)  # type: ignore[arg-type]
+    made.append(copied)
+    return copied
+
+
+def _find_first_reader(value: fx.Node, order: dict[fx.Node, int]) -> int:
+    """Give the place of what reads a value first, if near: it decides if the value is written."""
+    start = order.get(value, 0)
+    found, views = [], [value]
+    while views:
+        for user in views.pop().users:
+            if getattr(user.target, "is_view", False):
+                views.append(user)
+            elif user in order and user.op != "output":
+                found.append(order[user])
+    return min((one for one in found if one <= start + _NEAR), default=start)
+
+
+@functools.cache
+def _copy_unwritten() -> None:
+    """Have a value that is not written to memory copied for the operators, and not itself written.
+
+    To whoever else reads it, it is what it is without them: it flows on as it was computed.
+    """
+    from torch._inductor import ir, lowering
+
+    def lower(called: Any, value: Any, *others: Any) -> Any:
+        data = value.data
+        while isinstance(data, ir.BaseView):
+            data = data.data
+        if isinstance(data, ir.StorageBox) and isinstance(data.data, ir.Pointwise):
+            value = lowering.clone(value)
+            value.realize()
+        return lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
+
+    for name in _LOOKING:
+        called = getattr(torch.ops.hookline, name).default
+        lowered = functools.wraps(lower)(functools.partial(lower, called))
+        lowering.register_lowering(called, type_promotion_kind=None)(lowered)

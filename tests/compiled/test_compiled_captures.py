@@ -1,0 +1,168 @@
+"""Captures inside compiled graphs: every value and gradient, and no compilation too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+from blocks import WAYS, Stack, assert_same, count, run_eagerly
+from torch import nn
+
+import hookline as hl
+
+# The compiler looks at the .grad of what goes from one graph to the next.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+SITES = "blocks.**"
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Give each test a compiler that has seen nothing."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_values_and_gradients_are_those_of_the_eager_model(
+    way: str, is_first: bool, backend: str
+) -> None:
+    model, x = Stack(2), torch.randn(3, 6)
+    expected = run_eagerly(model, x)
+    compiled = WAYS[way](model, count(backend))
+    if not is_first:  # a graph without hooks is there already
+        compiled(x)
+    with hl.capture(model, SITES, grads=True) as got:
+        compiled(x).square().sum().backward()
+    assert_same(got, expected, depth=2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sites_are_compiled_once(way: str) -> None:
+    model, x = Stack(3), torch.randn(3, 6)
+    counter = count("aot_eager")
+    compiled = WAYS[way](model, counter)
+    compiled(x)
+    plain = counter.frame_count
+    for _ in range(3):
+        with hl.capture(model, SITES, grads=True):
+            for _ in range(2):
+                compiled(x).square().sum().backward()
+        compiled(x)
+    assert counter.frame_count == 2 * plain
+    with hl.capture(model, "blocks.1.act") as got:
+        compiled(x)
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize("way", ["each block in place", "each block wrapped"])
+def test_blocks_that_are_compiled_one_by_one_share_a_graph(way: str) -> None:
+    model, x = Stack(12), torch.randn(3, 6)  # more than the compiler would compile one by one
+    counter = count("aot_eager")
+    expected = run_eagerly(model, x)
+    compiled = WAYS[way](model, counter)
+    with hl.capture(model, SITES, grads=True) as got:
+        compiled(x).square().sum().backward()
+    assert counter.frame_count <= 2
+    assert_same(got, expected, depth=12)
+
+
+@pytest.mark.parametrize("way", ["torch.compile(model)", "each block in place"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_are_captured_once(way: str, reentrant: bool) -> None:
+    model, x = Stack(2, reentrant=reentrant), torch.randn(3, 6, requires_grad=True)
+    expected = run_eagerly(model, x)
+    compiled = WAYS[way](model, count("aot_eager"))
+    with hl.capture(model, SITES, grads=True) as got:
+        compiled(x).square().sum().backward()
+    assert_same(got, expected, depth=2)
+
+
+def test_several_calls_before_one_backward_keep_their_gradients_apart() -> None:
+    model = Stack(2)
+    first, second = torch.randn(3, 6), torch.randn(3, 6)
+    expected = run_eagerly(model, first, second)
+    compiled = WAYS["torch.compile(model)"](model, count("aot_eager"))
+    with hl.capture(model, SITES, grads=True) as got:
+        (compiled(first).square().sum() + compiled(second).square().sum()).backward()
+    assert_same(got, expected, depth=2)
+
+
+def test_other_shapes_compile_no_more_than_without() -> None:
+    model = Stack(2)
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    compiled(torch.randn(3, 6))
+    compiled(torch.randn(5, 6))
+    before = counter.frame_count
+    for size in (3, 5, 7, 9):
+        with hl.capture(model, "blocks.1", grads=True) as got:
+            compiled(torch.randn(size, 6)).sum().backward()
+        assert got["blocks.1"].output.shape == (size, 6)
+    assert counter.frame_count == before + 1
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same_values() -> None:
+    model, x = Stack(1), torch.randn(3, 6)
+    expected = run_eagerly(model, x)
+    compiled = WAYS["torch.compile(model)"](model, count("inductor"))
+    with hl.capture(model, SITES, grads=True) as got:
+        compiled(x).square().sum().backward()
+    assert_same(got, expected, depth=1)
+
+
+def test_models_are_as_before() -> None:
+    model, x = Stack(1), torch.randn(3, 6)
+    compiled = WAYS["torch.compile(model)"](model, count("aot_eager"))
+    before = compiled(x)
+    keys = [set(vars(one)) for one in model.modules()]
+    with hl.capture(model, SITES):
+        assert torch.equal(compiled(x), before)
+    assert [set(vars(one)) for one in model.modules()] == keys
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+    assert torch.equal(compiled(x), before)
+
+
+def test_a_break_in_the_graph_loses_nothing() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            out: torch.Tensor = self.last(x.relu())
+            return out
+
+    model, x = Broken(), torch.randn(2, 4)
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter)
+    with hl.capture(model, "*", grads=True) as got:
+        out = compiled(x)
+        out.sum().backward()
+    assert counter.frame_count == 2
+    torch.testing.assert_close(got["first"].output, model.first(x))
+    torch.testing.assert_close(got["last"].output, out)
+    assert got["first"].output.grad is not None
+
+
+def test_more_graphs_than_the_compiler_allows_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", False)
+    model = Stack(1)
+    compiled = torch.compile(model, backend="aot_eager")
+    for size in (2, 3, 4, 5, 6):
+        x = torch.randn(size, 6)
+        with hl.capture(model, "blocks.0.act", grads=True) as got:
+            compiled(x).sum().backward()
+        value = got["blocks.0.act"].output
+        torch.testing.assert_close(value, run_eagerly(model, x)["blocks.0.act"].output)
+        assert value.grad is not None
