@@ -177,7 +177,8 @@ def describe_compiling(
         f"The first step took {plain.wall:.1f} s plain and {watched.wall:.1f} s watched "
         f"({ratios['wall']:.2f} times), in CPU time {plain.cpu:.1f} and {watched.cpu:.1f} s "
         f"({ratios['cpu']:.2f} times); of the {by} {judge(ratios[by], COMPILING)}. Of the first "
-        f"{LOSSES} losses {first} the same to the last bit. Graphs compiled in the rounds: {graphs}."
+        f"{LOSSES} losses {first} the same to the last bit. Graphs compiled in the rounds: "
+        f"{graphs}."
     )
 
 

@@ -6,11 +6,11 @@ that moves one of them fails there and not in a user's run. Knows nothing of hoo
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -290,7 +290,7 @@ def list_graph_breaks() -> list[tuple[str, str]]:
     found = []
     for one in [] if known is None else known.graph_break_reasons:
         last = one.user_stack[-1] if one.user_stack else None
-        where = "?" if last is None else f"{os.path.basename(last.filename)}:{last.lineno}"
+        where = "?" if last is None else f"{Path(last.filename).name}:{last.lineno}"
         found.append((where, one.reason.strip().partition("\n")[0]))
     return found
 

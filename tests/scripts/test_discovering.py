@@ -174,13 +174,41 @@ def test_wrappers_are_seen_through(heard: Heard) -> None:
     assert optimizer is not None
 
 
-def test_compiled_model_is_known_as_such(heard: Heard) -> None:
+def test_compiled_model_is_given_as_such(heard: Heard) -> None:
     model = make()
     optimizer = sgd(model)
     compiled = torch.compile(model, backend="eager")
     assert heard.tap.has_compiled
     compiled(X).sum().backward()
-    assert [(found.model, found.is_compiled) for found in heard.models] == [(compiled, True)]
+    assert [(found.model, found.name) for found in heard.models] == [(compiled, "")]
+    assert optimizer is not None
+
+
+def test_compiled_part_is_a_part_of_the_whole(heard: Heard) -> None:
+    whole = nn.ModuleDict({"body": make(), "head": nn.Linear(2, 2)})
+    optimizer = sgd(whole)
+    whole["body"] = torch.compile(whole["body"], backend="eager")
+    whole["body"](X).sum().backward()
+    assert [(found.model, found.name) for found in heard.models] == [(whole, "")]
+    assert heard.parts == ["body"]
+    assert optimizer is not None
+
+
+def test_model_of_a_compiled_function_is_found_before_it_runs(heard: Heard) -> None:
+    model = make()
+
+    @torch.compile(backend="eager")
+    def step(x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    with torch.no_grad():
+        step(X)
+    step(X)
+    assert heard.models == []  # nobody trains it yet
+    optimizer = sgd(model)
+    step(X)
+    assert [(found.model, found.name) for found in heard.models] == [(model, "")]
+    assert step.__name__ == "step"
     assert optimizer is not None
 
 

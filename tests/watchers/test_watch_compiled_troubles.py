@@ -86,7 +86,7 @@ def test_a_graph_break_is_noted_and_measured_around() -> None:
     assert_same_rows(twins.eager, twins.compiled)
     assert twins.graphs == twins.plain_graphs == 2
     (note,) = [one for one in twins.compiled.notes if "graph" in one]
-    assert note.startswith("torch.compile broke its graph at a place, which is measured as well: ")
+    assert note.startswith("torch.compile broke its graph at a place, which is heard as well: ")
     assert "test_watch_compiled_troubles.py:" in note
 
 

@@ -21,6 +21,7 @@ from hookline.captures.keeping import Keeper, Kept, has_overwritten, was_overwri
 from hookline.captures.records import Place, VisitRecord, once_backward_ends
 from hookline.captures.shortage import explain_shortage, is_out_of_memory
 from hookline.hooks.arguments import bind
+from hookline.hooks.compiler_notes import CompilerNotes
 from hookline.hooks.ears import ListenerEar, VisitEar
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.operators import MISSING, REASON, SHAPE, Ear
@@ -55,6 +56,8 @@ class CaptureSession(Session):
     """Whether gradients are kept; `all` also those that take a tap on what comes in."""
     awaited: dict[CaptureListener, set[int]] | None = None
     """What has to flow by before the forward may stop; None when it runs to its end."""
+    compiler: CompilerNotes
+    """What the compiler does meanwhile."""
     saw_backward: bool = False
     is_plain: bool = False
     """Whether tensors are kept whole, detached, from all visits and calls."""
@@ -66,6 +69,7 @@ class CaptureSession(Session):
         self.copies_overwritten = (
             self.keeper.clone == "auto" and not self.keeper.keep_graph and has_overwritten()
         )
+        self.compiler = CompilerNotes()
         self.saw_backward = False
         self.other_thread_calls = 0
         for listener in self.listeners:

@@ -48,11 +48,20 @@ class Outcome:
 class Report:
     """List the outcome of every site of a capture."""
 
-    def __init__(self, captured: list[_Place], problems: list[Outcome], notes: list[str]) -> None:
+    def __init__(
+        self,
+        captured: list[_Place],
+        problems: list[Outcome],
+        notes: list[str],
+        remarks: list[str],
+    ) -> None:
         self._captured = captured
         self.problems = problems
         """The sites that were not captured as asked."""
         self.notes = notes
+        """What a user is warned of."""
+        self.remarks = remarks
+        """What is good to know, and no reason to warn."""
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -74,7 +83,7 @@ class Report:
             ["site", "status", "reason", "what to do"],
             [[one.address, one.status, one.reason, one.fix] for one in self.problems],
             title=f"{captured} of {captured + len(self.problems)} sites captured",
-            notes=self.notes,
+            notes=[*self.notes, *self.remarks],
         )
 
     def warn(self, stacklevel: int) -> None:
@@ -96,7 +105,7 @@ class Report:
     def __str__(self) -> str:
         table = self.table()
         lines = [f"{one.address}: {one.status}: {one.reason}; {one.fix}" for one in self.problems]
-        return "\n".join([table.title, *lines, *self.notes])
+        return "\n".join([table.title, *lines, *self.notes, *self.remarks])
 
     __repr__ = __str__
 
@@ -159,7 +168,7 @@ def make_report(session: CaptureSession) -> Report:
             f"{session.other_thread_calls} executions in other threads were left out "
             "(this_thread=True)."
         )
-    return Report(captured, problems, notes)
+    return Report(captured, problems, notes, session.compiler.list())
 
 
 def _value_problem(session: CaptureSession, tree: ModuleTree, listener: CaptureListener) -> Outcome:

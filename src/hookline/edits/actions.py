@@ -40,7 +40,10 @@ class Action:
     """What is computed: a name in `changes.CHANGES`."""
 
     operands: tuple[Tensor, ...] = field(default=(), repr=False)
-    """What it is computed with: tensors, and numbers as tensors of no dimension."""
+    """The tensors it is computed with."""
+
+    numbers: tuple[Tensor, ...] = field(default=(), repr=False)
+    """The numbers it is computed with, as `changes.hold` gives them."""
 
     settings: tuple[Any, ...] = field(default=(), repr=False)
     """What else says how: a dimension."""
@@ -137,7 +140,7 @@ class Action:
         if self.find is not None:
             operands = self.find(value, at.address, at.visit, at.call)
         try:
-            new = change(value, self.kind, operands, self.settings)
+            new = change(value, self.kind, (*operands, *self.numbers), self.settings)
         except RuntimeError as error:
             if isinstance(error, HooklineError):
                 raise
@@ -171,7 +174,7 @@ def set(value: Number | Tensor) -> Action:
     new = _number_or_tensor(value, "set")
     if isinstance(new, Tensor):
         return Action(f"set({_show(new)})", "replace", (new,))
-    return Action(f"set({_show(new)})", "fill", (hold(new),))
+    return Action(f"set({_show(new)})", "fill", numbers=(hold(new),))
 
 
 def add(value: Number | Tensor) -> Action:
@@ -182,7 +185,7 @@ def add(value: Number | Tensor) -> Action:
     more = _number_or_tensor(value, "add")
     if isinstance(more, Tensor):
         return Action(f"add({_show(more)})", "add", (more,))
-    return Action(f"add({_show(more)})", "add number", (hold(more),))
+    return Action(f"add({_show(more)})", "add number", numbers=(hold(more),))
 
 
 def scale(factor: Number | Tensor) -> Action:
@@ -190,7 +193,7 @@ def scale(factor: Number | Tensor) -> Action:
     by = _number_or_tensor(factor, "scale")
     if isinstance(by, Tensor):
         return Action(f"scale({_show(by)})", "scale", (by,))
-    return Action(f"scale({_show(by)})", "scale by number", (hold(by),))
+    return Action(f"scale({_show(by)})", "scale by number", numbers=(hold(by),))
 
 
 def zero() -> Action:
@@ -212,13 +215,13 @@ def clip(
     if norm is not None:
         if low is not None or high is not None:
             raise TypeError("hl.clip takes either limits or a norm")
-        return Action(f"clip(norm={norm})", "clip norm", (hold(norm),), (dim,))
+        return Action(f"clip(norm={norm})", "clip norm", numbers=(hold(norm),), settings=(dim,))
     if low is None:
         raise TypeError("hl.clip needs a limit: hl.clip(1.0), hl.clip(0, 6) or hl.clip(norm=1.0)")
     least, most = (-abs(low), abs(low)) if high is None else (low, high)
     if least > most:
         raise ValueError(f"hl.clip({low}, {high}): the lower limit is above the upper one")
-    return Action(f"clip({least}, {most})", "clip", (hold(least), hold(most)))
+    return Action(f"clip({least}, {most})", "clip", numbers=(hold(least), hold(most)))
 
 
 def noise(std: Number, *, seed: int = 0) -> Action:
@@ -241,7 +244,7 @@ def mask(keep: Tensor, *, fill: Number = 0.0) -> Action:
     """Keep the value where `keep` is true and put `fill` elsewhere; `keep` broadcasts."""
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
         raise TypeError("hl.mask takes a bool tensor: true where the value stays")
-    return Action(f"mask({_show(keep)}, fill={fill})", "mask", (keep, hold(fill)))
+    return Action(f"mask({_show(keep)}, fill={fill})", "mask", (keep,), (hold(fill),))
 
 
 def swap_rows(first: int | Sequence[int], second: int | None = None, *, dim: int = 0) -> Action:
@@ -260,8 +263,9 @@ def swap_rows(first: int | Sequence[int], second: int | None = None, *, dim: int
     name = f"swap_rows({first}, {second})"
     if second is None or not isinstance(first, int):
         order = torch.tensor(list(first) if isinstance(first, Sequence) else [], dtype=torch.int64)
-        return Action(name, "order", (order,), (dim,), check=check)
-    return Action(name, "swap", (hold(first), hold(second)), (dim,), check=check)
+        return Action(name, "order", (order,), settings=(dim,), check=check)
+    numbers = (hold(first), hold(second))
+    return Action(name, "swap", numbers=numbers, settings=(dim,), check=check)
 
 
 def patch(

@@ -1,7 +1,7 @@
 """What each kind of edit computes: one function of a tensor and the operands of the edit.
 
 The same function runs eagerly and is traced into compiled graphs. Numbers are operands too, as
-tensors of no dimension, so that a graph takes another number without being compiled again.
+tensors of one element, so that a graph takes another number without being compiled again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.hooks.fitting import show_shape
+
 _REDUCED = (torch.bfloat16, torch.float16)
 """Types with which torch calculates in float32."""
 
 
 def hold(number: float) -> Tensor:
-    """Keep a number as an operand."""
-    return torch.tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
+    """Keep a number as an operand.
+
+    It has a dimension: the compiler takes float64 tensors without one for numbers of Python's, and
+    compiles once more to find out.
+    """
+    return torch.tensor([number], dtype=torch.int64 if isinstance(number, int) else torch.float64)
 
 
 def _meet(value: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     """Give a value and a number in the type that torch calculates in with a number of Python's."""
+    number = number.reshape(())
     if value.dtype in _REDUCED:
         return value.float(), number.float()
     if value.is_floating_point() or value.is_complex():
@@ -39,7 +46,7 @@ def _replace(value: Tensor, new: Tensor) -> Tensor:
 
 
 def _fill(value: Tensor, number: Tensor) -> Tensor:
-    return torch.empty_like(value, requires_grad=False).fill_(number)
+    return torch.empty_like(value, requires_grad=False).fill_(number.reshape(()))
 
 
 def _add(value: Tensor, more: Tensor) -> Tensor:
@@ -65,27 +72,29 @@ def _zero(value: Tensor) -> Tensor:
 
 
 def _clip(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    least, most = low.reshape(()), high.reshape(())
     if value.is_floating_point():
-        low, high = low.to(value.dtype), high.to(value.dtype)
-    return torch.clamp(value, low, high)
+        least, most = least.to(value.dtype), most.to(value.dtype)
+    return torch.clamp(value, least, most)
 
 
 def _clip_norm(value: Tensor, norm: Tensor, dim: int | tuple[int, ...] | None) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(value, dim=dim, keepdim=True, dtype=torch.float32)
     least = torch.finfo(torch.float32).tiny
-    factor = (size.clamp(min=least).reciprocal() * norm.float()).clamp(max=1.0)
+    factor = (size.clamp(min=least).reciprocal() * norm.reshape(()).float()).clamp(max=1.0)
     clipped: Tensor = value * factor.to(value.dtype)
     return clipped
 
 
 def _mask(value: Tensor, keep: Tensor, fill: Tensor) -> Tensor:
-    return torch.where(keep.to(value.device), value, fill.to(value.dtype))
+    return torch.where(keep.to(value.device), value, fill.reshape(()).to(value.dtype))
 
 
 def _swap(value: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     size = value.shape[dim]
     rows = torch.arange(size, device=value.device)
-    one, other = first.to(value.device) % size, second.to(value.device) % size
+    one = first.to(value.device).reshape(()) % size
+    other = second.to(value.device).reshape(()) % size
     order = torch.where(rows == one, other, torch.where(rows == other, one, rows))
     return value.index_select(dim, order)
 
@@ -119,13 +128,16 @@ def change(value: Tensor, kind: str, operands: Sequence[Tensor], settings: Seque
     return CHANGES[kind](value, *operands, *settings)
 
 
-def is_unfit(value: Tensor, kind: str, operands: Sequence[Tensor]) -> bool:
-    """Tell whether an operand's shape does not go with the value's."""
+def why_unfit(value: Tensor, kind: str, operands: Sequence[Tensor]) -> str:
+    """Say why an operand does not go with a value; empty where it does. May run while traced."""
     if kind not in _MEETING:
-        return False
-    ours, theirs = operands[0].shape, value.shape
-    for index in range(1, min(len(ours), len(theirs)) + 1):
-        one, other = ours[-index], theirs[-index]
+        return ""
+    given = operands[0]
+    for index in range(1, min(given.dim(), value.dim()) + 1):
+        one, other = given.shape[-index], value.shape[-index]
         if one != other and one != 1 and other != 1:
-            return True
-    return False
+            mine, theirs = show_shape(given.shape), show_shape(value.shape)
+            return f"a tensor of shape {mine} does not go with one of {theirs}"
+    if given.device != value.device and given.dim() and kind != "mask":
+        return f"it is on {given.device}, and the value on {value.device}"
+    return ""

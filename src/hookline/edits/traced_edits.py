@@ -17,7 +17,7 @@ from hookline import _trees
 from hookline._errors import EditError
 from hookline.addresses import format_leaf
 from hookline.edits.actions import Action
-from hookline.edits.changes import change, is_unfit
+from hookline.edits.changes import change, why_unfit
 from hookline.edits.places import limit
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.fitting import misfit, show_shape
@@ -211,9 +211,9 @@ class TracedEdit:
 
     def _find_fault(self, value: Tensor) -> str:
         """Say why the edit gives nothing that can take the value's place; empty where it does."""
-        if is_unfit(value, self.kind, self.operands):
-            mine, theirs = show_shape(self.operands[0].shape), show_shape(value.shape)
-            return f"{_UNFIT}:a tensor of shape {mine} does not go with {theirs}"
+        problem = why_unfit(value, self.kind, self.operands)
+        if problem:
+            return f"{_UNFIT}:{problem}"
         # Nothing uses this, so that the compiler leaves it out again.
         new = change(value.detach(), self.kind, self.operands, self.settings)
         if self.forms and new.shape != value.shape:
@@ -282,13 +282,15 @@ def make_traced_edit(
     if not _is_allowed and dynamo is not None:
         _is_allowed = True
         dynamo.allow_in_graph(edit_gradient)
+    if action.kind in ("mask", "order"):
+        operands = tuple([one.to(device) for one in operands])
     ear = EditEar(device, listener, visits=visits, action=action, counter=counter)
     traced = TracedEdit(
         ear.key,
         leaf=listener.leaf,
         gradients=listener.gradients,
         kind=action.kind,
-        operands=tuple([one.to(device) if not one.dim() else one for one in operands]),
+        operands=(*operands, *[one.to(device) for one in action.numbers]),
         settings=action.settings,
         choices=tuple([(form, one.to(device), dim) for form, one, dim in action.choices]),
     )

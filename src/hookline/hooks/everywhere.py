@@ -20,10 +20,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookline._errors import AddressError, SessionError
+from hookline._torch import has_compiled_code
 from hookline.addresses import Selection, Selector, Site, parse
 from hookline.addresses.inside import MARKS
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
+from hookline.hooks.eagerly import stance
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
 from hookline.hooks.refusals import refuse_tracing
@@ -107,6 +109,9 @@ class _GlobalSession(Session):
             torch_module.register_module_forward_hook(self._after, with_kwargs=True),
         ]
         self.is_open = True
+        self.is_eager = has_compiled_code()  # a graph knows nothing of hooks on all modules
+        if self.is_eager:
+            stance.take()
 
     def _detach(self) -> None:
         self.is_lingering = False

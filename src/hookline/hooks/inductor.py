@@ -38,7 +38,7 @@ def keep_decisions() -> None:
     """
     if not has_inductor():
         return
-    config = sys.modules["torch._inductor.config"]
+    config: Any = sys.modules["torch._inductor.config"]
     if config.custom_partitioner_fn is None:  # another one that the user has set stays
         config.custom_partitioner_fn = _make_partitioner()
     _copy_unwritten()
@@ -53,16 +53,19 @@ def _make_partitioner() -> Any:
     class Partitioner(CustomPartitionerFn):
         """Part the graph that was traced, as inductor does, and take no other one."""
 
-        def __call__(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> Parts:
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Parts:
             config.custom_partitioner_fn = None
 
-            def part(one: fx.GraphModule) -> Parts:
-                return min_cut_rematerialization_partition(one, inputs, **options)
+            def part(joint: fx.GraphModule) -> Parts:
+                return min_cut_rematerialization_partition(joint, joint_inputs, **options)
 
-            return part_undisturbed(joint, part)
+            return part_undisturbed(gm, part)
 
         def uuid(self) -> str:
             return "hookline"
+
+        def __reduce__(self) -> Any:  # the keys of inductor's caches hold it pickled
+            return _make_partitioner, ()
 
     return Partitioner()
 
@@ -123,7 +126,7 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
     order = {node: index for index, node in enumerate(others)}
     names = {node.name: node for node in graph.nodes}
     at = sum(node.op == "placeholder" for node in others) - 1
-    last = {index: node for index, node in enumerate(others)}
+    last = dict(enumerate(others))
     """What stands last of all that comes after one of the others."""
     for node in own:
         made: list[fx.Node] = []
@@ -168,7 +171,7 @@ def _find(
     inputs = {one: _find(one, graph, names, made) for one in node.all_input_nodes}
     if None in inputs.values():
         return None
-    copied = names[node.name] = graph.node_copy(node, inputs.__getitem__)  # type: ignore[arg-type]
+    copied = names[node.name] = graph.node_copy(node, inputs.__getitem__)
     made.append(copied)
     return copied
 

@@ -30,7 +30,7 @@ from hookline._torch import (
     remove_forward_hooks,
     set_forward_pre_hook,
 )
-from hookline.addresses.variables import forward_of
+from hookline.addresses.variables import forward_of, has_forward
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.callees import Callees
@@ -150,7 +150,8 @@ class Junction:
         It would go on without them, in silence. But it knows that the module has no forward of its
         own, and is left alone when it has one.
         """
-        return has_compiled_code() or any(session.is_compiled for session, _ in self._stations)
+        is_known = has_compiled_code() or any(one.is_compiled for one, _ in self._stations)
+        return is_known and has_forward(self.module)
 
     def wire(self) -> None:
         """Make ready to be traced, where that can happen."""

@@ -355,7 +355,7 @@ def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
 
 def announce(key: Tensor, place: str) -> None:
     """Say that an execution begins or ends; in a checkpointed region its values have to tell."""
-    if not is_recomputed():
+    if not is_recomputed() and not torch.compiler.is_exporting():
         _hand(key, key, place)
 
 
@@ -384,3 +384,12 @@ def ease_tracing() -> None:
         _is_allowed = True
         for one in (pass_one, pass_both, hand_one, hand_both, hand_gradient, announce, note_change):
             dynamo.allow_in_graph(one)
+
+
+def make_ready() -> bool:
+    """Do so while a graph is traced: where hooks were there before the compiler was loaded."""
+    ease_tracing()
+    return True
+
+
+make_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while it traces

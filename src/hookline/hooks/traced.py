@@ -6,6 +6,7 @@ attributes: no session, no visit, no frame. What a value means is found out when
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from hookline.hooks.operators import (
     hand_both,
     hand_gradient,
     hand_one,
+    make_ready,
     pass_both,
     pass_one,
     write_about,
@@ -74,6 +76,8 @@ class TracedEar:
 
     def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:
         """Tell of a value; give what flows on."""
+        if torch.compiler.is_exporting():  # what is exported is the model, without who looks at it
+            return value
         if isinstance(value, Tensor) and not self.leaf:  # nearly always
             return self.tell(value, port, way_to(value, way, received))
         new, text, found = Walk(self, way, list(received)).go(value, self.leaf, port)
@@ -169,6 +173,8 @@ class Traced:
         self.inputs = inputs
         self.outputs = outputs
         self.hears_gradients = any(one.gradients for one in outputs)
+        self.is_ready = "torch._dynamo" in sys.modules
+        """Whether the compiler was there already."""
         self.inside = inside
         """What is asked inside its forward; None for nothing."""
         self.argument_names = argument_names
@@ -180,8 +186,14 @@ class Traced:
         self.way_in: Way = way_in
         """How gradients of what comes in are heard of."""
 
+    def get_ready(self) -> None:
+        """Have the compiler know what it may take as it is, if it came after the hooks."""
+        if not self.is_ready:
+            make_ready()
+
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what a pre hook does."""
+        self.get_ready()
         self.begin()
         if not self.inputs:
             if self.inside is not None:
@@ -205,11 +217,13 @@ class Traced:
 
     def begin_beside(self) -> None:
         """Say that an execution begins of which a hook beside the graph may know."""
+        self.get_ready()
         for ear in self.beginning:
             announce(ear.key, write_mode(BESIDE))
 
     def look_inside(self) -> Any:
         """Give what is asked inside the forward."""
+        self.get_ready()
         return self.inside
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -231,6 +245,7 @@ class Traced:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
+        self.get_ready()
         if self.inside is not None:
             self.inside.leave()
         received = tensors([*args, *kwargs.values()]) if self.hears_gradients else ()

@@ -22,6 +22,10 @@ EAGERLY = 'Ask for the model to be run eagerly: compiled="eager"'
 """What to do about what a graph cannot do."""
 
 
+_UNSEEN = frozenset(("/pad",))
+"""Operations that the compiler puts into a graph past every mode."""
+
+
 class Ask:
     """What one listener asks for inside a forward."""
 
@@ -146,6 +150,11 @@ class TracedInside:
                     "ends, too late to hear of its gradient inside a graph that torch.compile "
                     "made. Name it by its number from the start, or ask for the model to be run "
                     'eagerly: compiled="eager"'
+                )
+            if one.spot in _UNSEEN:
+                raise UnsupportedModel(
+                    f"`{one.address}`: the compiler does not show this operation to those who "
+                    f"look on while it traces. {EAGERLY}"
                 )
         self.exact: dict[str, Spot] = {}
         """Who asks for each name that is asked for by itself, and by patterns too."""

@@ -40,9 +40,6 @@ class Found:
     name: str
     """What its addresses begin with; empty for the only model of a script."""
 
-    is_compiled: bool
-    """Whether torch.compile runs it, so that its inside cannot be heard."""
-
 
 class _Acquaintance:
     """What is known of a module that was called."""
@@ -78,6 +75,8 @@ class Discovery:
         self._roots: list[tuple[weakref.ref[nn.Module], str]] = []
         self._names: set[str] = set()
         self._has_noted_most = False
+        self._looks = 0
+        """How often somebody wanted to look around."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call that begins; one of a module not met before may be of a new model."""
@@ -103,6 +102,28 @@ class Discovery:
             if known is not None and known.is_watched:
                 self._on_return(result)
 
+    def begin_function(self) -> None:
+        """Take a call of a compiled function, inside of which calls of models are not heard."""
+        if not _is_training():
+            return
+        self.look_around()
+        if self._roots:
+            self._on_call()
+
+    def look_around(self) -> None:
+        """Find what optimizers have, whoever calls it; now and then, as looking costs much."""
+        self._looks += 1
+        if self._looks.bit_count() != 1:
+            return
+        census = Census()
+        tops = [
+            one
+            for one in census.trained_tops()
+            if self._find_root(one) is None and not is_scripted(one) and not _is_meta(one)
+        ]
+        if tops and len(self._roots) < MOST_MODELS:
+            self._introduce(tops[0], census)
+
     def _meet(self, module: nn.Module, *, calls: int = 0) -> _Acquaintance:
         known = self._place(module)
         known.calls = calls
@@ -115,7 +136,7 @@ class Discovery:
         # DataParallel makes copies for one forward each.
         if vars(module).get("_is_replica", False) or not has_trainable(module):
             return unknown
-        if any(one.is_meta for one in module.parameters()):
+        if _is_meta(module):
             self._note(f"`{name_class(module)}` is on the meta device, where there are no values")
             return unknown
         if is_scripted(module):
@@ -124,8 +145,9 @@ class Discovery:
         within = self._find_root(module)
         if within is None:
             census = Census()
-            # Hooks cannot be put into what is compiled, so that is taken as it is called.
-            top = module if is_compiled(module) else census.topmost(module)
+            top = census.topmost(module)
+            if is_compiled(module) and unwrap(module) is top:
+                top = module  # it tells that it is compiled
             if not self._is_trained(module, census):
                 return unknown
             if len(self._roots) >= MOST_MODELS:
@@ -165,7 +187,7 @@ class Discovery:
         is_only = len(tops) == 1 and not self._roots
         for one in tops[:MOST_MODELS]:
             name = self._choose_name(one)
-            found = Found(one, "" if is_only else name, is_compiled(one))
+            found = Found(one, "" if is_only else name)
             self._roots.append((weakref.ref(one), found.name))
             self._on_model(found)
 
@@ -182,6 +204,10 @@ class Discovery:
 def name_class(module: nn.Module) -> str:
     """Name the class of a module, of TorchScript the one that it was made of."""
     return str(getattr(module, "original_name", "")) or type(module).__name__
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(one.is_meta for one in module.parameters())
 
 
 def _is_training() -> bool:

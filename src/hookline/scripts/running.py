@@ -202,8 +202,7 @@ class ScriptRun:
             asked = " ".join(f"--watch {one}" for one in self.options.sites)
             of = f"`{asked}`: " if isinstance(why, NoSuchSite) else ""
             return f"nothing was watched: {of}{str(why) or type(why).__name__}"
-        is_compiled = watched is not None and watched.has_compiled
-        return _NO_MODEL + (_COMPILED if is_compiled else _ELSEWHERE)
+        return _NO_MODEL + _ELSEWHERE
 
     def _write_page(self, report: Report) -> None:
         page = self.page
@@ -253,7 +252,6 @@ _ELSEWHERE = (
     " Where the script starts other processes, run hookline in those: "
     "torchrun ... -m hookline run train.py"
 )
-_COMPILED = " What runs inside of a function that is compiled is not seen."
 
 
 def is_bad(findings: list[Finding], least: str) -> bool:

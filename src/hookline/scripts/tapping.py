@@ -7,6 +7,7 @@ inside of a call costs one look at a flag.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -26,6 +27,9 @@ class CallHearer(Protocol):
     def end(self, module: nn.Module, result: Any) -> None:
         """Learn what the call has returned; not told of one that raised."""
 
+    def begin_function(self) -> None:
+        """Learn that a compiled function is about to be called by something that is no module."""
+
 
 class _Here(threading.local):
     """What this thread is doing."""
@@ -41,6 +45,7 @@ class CallTap:
         self._own: Callable[..., Any] | None = None
         self._put: Callable[..., Any] | None = None
         self._own_compile: Callable[..., Any] | None = None
+        self._here = _Here()
         self.has_compiled = False
         """Whether anything was given to torch.compile."""
 
@@ -61,7 +66,7 @@ class CallTap:
         self._own = self._put = self._own_compile = None
 
     def _make(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        here = _Here()
+        here = self._here
         process = os.getpid()
 
         @functools.wraps(own)
@@ -83,9 +88,24 @@ class CallTap:
         @functools.wraps(own)
         def compile(*args: Any, **kwargs: Any) -> Any:
             self.has_compiled = True
-            return own(*args, **kwargs)
+            made = own(*args, **kwargs)
+            given = args[0] if args else kwargs.get("model")
+            # A method is that of a model, whose calls are heard.
+            return self._tell_of(made) if inspect.isfunction(given) else made
 
         return compile
+
+    def _tell_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Tell of calls of a function that is compiled: what it calls is not heard."""
+        here = self._here
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not (is_compiling() or here.is_inside):
+                self._hearer.begin_function()
+            return compiled(*args, **kwargs)
+
+        return call
 
 
 class _Deaf:
@@ -95,4 +115,7 @@ class _Deaf:
         return None
 
     def end(self, module: nn.Module, result: Any) -> None:
+        return None
+
+    def begin_function(self) -> None:
         return None

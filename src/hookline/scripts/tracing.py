@@ -38,7 +38,7 @@ class ScriptTrace(ScriptWatch):
             self._note(note)
         super().close(status)
 
-    def _make(self, model: Any, *, is_compiled: bool) -> Watch:
+    def _make(self, model: Any, *, has_sites: bool = True) -> Watch:
         options = self._options
         if self.folder is not None:
             self._prepare_folder(self.folder)
@@ -46,7 +46,7 @@ class ScriptTrace(ScriptWatch):
         return open_recording(
             model,
             self.folder,
-            sites=None if is_compiled else sites,
+            sites=sites if has_sites else None,
             tensors=list(options.tensors) or False,
             steps=options.recorded,
             every=options.every,

@@ -23,7 +23,6 @@ from hookline.scripts.endings import EnoughSteps
 from hookline.scripts.folders import claim_folder
 from hookline.scripts.losses import LossCode
 from hookline.scripts.options import RunOptions
-from hookline.scripts.owners import unwrap
 from hookline.scripts.speaking import Announcer, say
 from hookline.scripts.tapping import CallTap
 from hookline.watchers import Watch, watch
@@ -69,11 +68,6 @@ class ScriptWatch:
         self._is_running = False
 
     @property
-    def has_compiled(self) -> bool:
-        """Whether the script compiles something, inside of which no call is heard."""
-        return self._tap.has_compiled
-
-    @property
     def findings(self) -> list[Finding]:
         """What was found so far; waits for what is still being judged."""
         return [] if self.watch is None else list(self.watch.findings)
@@ -106,6 +100,10 @@ class ScriptWatch:
         """Take what an outermost call has returned."""
         self._guard(self._discovery.end, module, result)
 
+    def begin_function(self) -> None:
+        """Take a call of a compiled function."""
+        self._guard(self._discovery.begin_function)
+
     def _guard(self, act: Callable[..., None], *args: Any) -> None:
         """Do something of hookline's own; an error in it ends the watch and not the script."""
         if not self._is_running or not self._is_here or self._is_replaying:
@@ -127,10 +125,10 @@ class ScriptWatch:
             return
         model = {found.name: found.model} if found.name else found.model
         try:
-            self.watch = self._make(model, is_compiled=found.is_compiled)
+            self.watch = self._make(model)
         except UnsupportedModel as error:
             self._note(f"of `{type(found.model).__name__}` only parameters are watched: {error}")
-            self.watch = self._make(model, is_compiled=True)
+            self.watch = self._make(model, has_sites=False)
         except NoSuchSite as error:  # it may be in a model that comes later
             if self._options.is_strict:
                 raise
@@ -140,15 +138,10 @@ class ScriptWatch:
             return
         for note in self.notes:
             self.watch.add_note(note)
-        if found.is_compiled:
-            self._note(
-                f"`{type(unwrap(found.model)).__name__}` is compiled: only its parameters, their "
-                "gradients and updates are watched"
-            )
-        elif self._options.is_replayed:
+        if self._options.is_replayed:
             self.watch.origin_seekers.append(self._loss.find)
 
-    def _make(self, model: Any, *, is_compiled: bool) -> Watch:
+    def _make(self, model: Any, *, has_sites: bool = True) -> Watch:
         options = self._options
         rules = choose_rules(options.rules, without=options.without)
         if self.folder is not None:
@@ -157,7 +150,7 @@ class ScriptWatch:
         return watch(
             model,
             self.folder,
-            sites=None if is_compiled else sites,
+            sites=sites if has_sites else None,
             every=options.every,
             budget=options.budget,
             budget_from=_WATCHED_WHOLE,
@@ -221,6 +214,8 @@ class ScriptWatch:
 
     def _before_step(self, optimizer: object, args: object, kwargs: object) -> None:
         self._guard(self._loss.stop)
+        if self.watch is None and self._tap.has_compiled:
+            self._guard(self._discovery.look_around)  # it was called where no call is heard
 
     # When it goes wrong, and at the end.
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from hookline._errors import UnsupportedModel
 from hookline.addresses import ModuleTree
+from hookline.hooks.compiled import may_be_traced
 from hookline.hooks.sessions import Session
 from hookline.surveys.preserving import preserved
 
@@ -25,7 +26,7 @@ class ExampleRun:
         self._model = model
         self._tree = tree
         self._caller = caller
-        self.session = Session(model, f"{caller}(...)", this_thread=True)
+        self.session = Session(model, f"{caller}(...)", this_thread=True, is_eager=may_be_traced())
         self.session.follows_recompute = False
 
     def start(self, example: Any) -> None:

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from hookline._errors import NoSuchSite, NotRecorded, RunWriteError, SessionError
 from hookline._tables import Table
 from hookline.addresses import Selector
+from hookline.hooks.compiler_notes import CompilerNotes
 from hookline.replays import Origin
 from hookline.rules import Judge, Rule, say_verdict
 from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
 from hookline.watchers.attaching import Attachment, Models, name_models
 from hookline.watchers.choosing import choose_all, is_judged_by, list_rules
 from hookline.watchers.clocks import Clock
-from hookline.watchers.compiling import CompilerNotes
 from hookline.watchers.delivering import Delivery
 from hookline.watchers.describing import Descriptions, read_rank
 from hookline.watchers.findings import Findings, show_verdict

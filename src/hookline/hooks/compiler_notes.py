@@ -1,4 +1,4 @@
-"""What the compiler did to the code of a watched training: said where it matters for the numbers."""
+"""What the compiler did to the code of a model while it was listened at: breaks, and giving up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOST_NAMED = 3
 
 _LIMIT = (
     "torch.compile has made as many graphs of a function as it may and runs it eagerly where none "
-    "fits, which is measured as well. A watch takes graphs of its own: "
+    "fits, which is heard as well. What listens takes graphs of its own: "
     "torch._dynamo.config.recompile_limit says how many there may be"
 )
 
@@ -38,7 +38,7 @@ class CompilerNotes:
             shown += [f"and {count - _MOST_NAMED} more"] if count > _MOST_NAMED else []
             places = "a place" if count == 1 else f"{count} places"
             notes.append(
-                f"torch.compile broke its graph at {places}, which is measured as well: "
+                f"torch.compile broke its graph at {places}, which is heard as well: "
                 f"{'; '.join(shown)}"
             )
         return [*notes, *([_LIMIT] if self._has_reached_limit else [])]

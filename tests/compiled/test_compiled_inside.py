@@ -1,0 +1,265 @@
+"""Variables and operations inside the graphs that torch.compile makes: as in an eager run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import hookline as hl
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def lift(a: Tensor, b: Tensor) -> Tensor:
+    """Be a function of which variables are asked."""
+    w = a * b
+    w = w + 1
+    return w.tanh()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+        self.out = nn.Linear(4, 4)
+
+    def halve(self, t: Tensor) -> Tensor:
+        half = t / 2
+        return half
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = self.halve(q @ k.transpose(-1, -2))
+        scores = torch.softmax(scores, -1)
+        y = scores @ v
+        for _ in range(2):
+            y = y + lift(y, x)
+        return self.out(y)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Attention(), Attention()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = x
+        for block in self.blocks:
+            h = block(x)
+            x = x + h
+        return x * same
+
+
+class Twin(torch.autograd.Function):
+    """Call operations that are no operations of the module's."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.softmax(x, -1)
+
+
+class Inner(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x + 1, -1)
+
+
+class Calls(nn.Module):
+    """Call softmax itself five times, and have others call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.unseen = [Inner()]  # no module of the tree
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.softmax(self.linear(x) + 1, -1)
+        y = self.inner(y)
+        y = y.softmax(-1)
+        y = self.unseen[0](y)
+        y = F.softmax(2 * y, dim=-1)
+        y = self.inner.forward(y)
+        y = _smooth(y)
+        y = Twin.apply(y)
+        top, _ = torch.softmax(y, -1).max(-1)
+        return y / top[..., None] + x
+
+
+def _smooth(x: Tensor) -> Tensor:
+    return torch.softmax(x * 3, -1)
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Calls()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.calls(x) * 2
+
+
+def look(
+    model: Callable[[Tensor], Tensor], owner: nn.Module, names: list[str], x: Tensor, **options: Any
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Capture a call of a model, and what it gives."""
+    given = x.clone().requires_grad_()
+    with hl.capture(owner, names, **options) as cap:
+        output = model(given)
+        if options.get("grads"):
+            output.square().sum().backward()
+    return cap.tensors(), output.detach()
+
+
+def check(
+    make: Callable[[], nn.Module],
+    names: list[str],
+    *,
+    backend: str = "aot_eager",
+    is_compiled_before: bool = False,
+    exactly: bool = True,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Compare captures of a compiled model with those of its copy; it is compiled once."""
+    model = make()
+    twin = copy.deepcopy(model)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    x = torch.randn(2, 3, 4)
+    if is_compiled_before:
+        compiled(x.clone().requires_grad_())
+    first = counter.frame_count
+    wanted, expected = look(twin, twin, names, x, **options)
+    for _ in range(2):
+        found, output = look(compiled, model, names, x, **options)
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            torch.testing.assert_close(
+                found[name], value, **({"rtol": 0, "atol": 0} if exactly else {}), msg=name
+            )
+        if exactly:
+            assert torch.equal(output, expected)
+    assert counter.frame_count == first + 1
+    compiled(x.clone().requires_grad_())
+    assert counter.frame_count == first + (1 if is_compiled_before else 2)
+    return wanted
+
+
+@pytest.mark.parametrize("is_compiled_before", [False, True])
+def test_variables_are_those_of_an_eager_run(is_compiled_before: bool) -> None:
+    names = ["blocks.*@scores", "blocks.0@q", "blocks.1@y[1]"]
+    found = check(Model, names, is_compiled_before=is_compiled_before)
+    assert len(found) == 6
+
+
+def test_variables_of_the_root_are_of_its_visit() -> None:
+    assert list(check(Model, ["@h", "@same"])) == ["@same", "@h[0]", "@h[1]"]
+
+
+def test_gradients_of_variables_are_those_of_an_eager_run() -> None:
+    found = check(Model, ["blocks.*@scores", "@same", "@h"], grads=True, is_compiled_before=True)
+    # `same` is the argument: of its gradient the part is heard that comes by this name.
+    assert {"@same:grad", "blocks.1@scores[1]:grad"} <= set(found)
+
+
+def test_variables_and_gradients_are_heard_on_inductor() -> None:
+    names = ["blocks.*@scores", "blocks.0/softmax"]
+    assert len(check(Model, names, backend="inductor", grads=True, exactly=False)) == 10
+
+
+def test_values_counted_from_the_end_are_those_of_an_eager_run() -> None:
+    found = check(Model, ["blocks.0@y[-1]", "blocks.1@y[-3]", "@h[-2]"])
+    assert list(found) == ["blocks.0@y[2]", "blocks.1@y[0]", "@h[0]"]
+
+
+def test_variables_of_functions_are_those_of_an_eager_run() -> None:
+    found = check(Model, ["blocks.0@lift.w", "blocks.1@halve.half"], grads=True)
+    assert "blocks.0@lift.w[3]:grad" in found and "blocks.1@halve.half:grad" in found
+
+
+def test_only_operations_of_the_module_itself_are_counted() -> None:
+    names = ["calls/softmax", "calls.inner/softmax", "calls/mul", "/mul", "calls/max"]
+    found = check(Holder, names, grads=True)
+    assert [one for one in found if one.startswith("calls/softmax") and "grad" not in one] == [
+        f"calls/softmax[{index}]" for index in range(5)
+    ]
+
+
+def test_inputs_of_operations_are_those_of_an_eager_run() -> None:
+    names = ["calls/softmax[1]:input", "calls/add:input", "calls/softmax[-1]:input"]
+    check(Holder, names)
+    check(Holder, names[:2], grads=True)
+
+
+def test_a_pattern_of_operations_meets_what_it_meets_in_an_eager_run() -> None:
+    assert len(check(Holder, ["calls/*"], is_compiled_before=True)) > 10
+
+
+def test_gradients_counted_from_the_end_are_refused_and_run_eagerly() -> None:
+    model = Model()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 4)
+    compiled(x)
+    with pytest.raises(hl.UnsupportedModel, match="too late to hear of its gradient"):
+        look(compiled, compiled, ["blocks.0@y[-1]"], x, grads=True)
+    found, _ = look(compiled, compiled, ["blocks.0@y[-1]"], x, grads=True, compiled="eager")
+    assert list(found) == ["blocks.0@y[2]", "blocks.0@y[2]:grad"]
+
+
+class Changing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y += 1
+        return y
+
+
+def test_operations_in_place_are_refused() -> None:
+    model = nn.Sequential(Changing())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with (
+        pytest.raises(Exception, match="changes a tensor in place"),
+        hl.capture(model, "0/add"),
+    ):
+        compiled(torch.randn(2))
+
+
+class Recursive(nn.Module):
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        y = x + 1
+        return self(y, depth - 1) if depth else y
+
+
+def test_a_module_that_calls_itself_is_refused() -> None:
+    model = nn.Sequential(Recursive())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="calls itself inside a graph"), hl.capture(model, "0@y"):
+        compiled(torch.randn(2))
+
+
+def test_an_operation_the_compiler_does_not_show_is_refused() -> None:
+    with pytest.raises(hl.UnsupportedModel, match="does not show"):
+        model = nn.Sequential(Inner())
+        torch.compile(model, backend="aot_eager")(torch.randn(2, 4))
+        with hl.capture(model, "0/pad"):
+            pass
