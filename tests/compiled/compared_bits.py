@@ -66,7 +66,7 @@ class SmallGPT(nn.Module):
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         out: Tensor = self.head(self.norm(x))

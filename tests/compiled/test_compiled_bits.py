@@ -5,6 +5,7 @@ Inductor rounds where it writes a value to memory, and decides by who reads it w
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +14,17 @@ import pytest
 import torch
 import torch._dynamo
 from compared_bits import LENGTH, SAME, WORDS, Outcome, SmallGPT, compare_outcomes
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import hookline as hl
 from hookline.hooks.inductor import part_undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+SPARING: Any = {"parameters": None, "units_every": 0, "rules": False}
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +44,130 @@ def test_inductor_gives_the_same_bits(dtype: str) -> None:
     assert watched.watch is not None
     assert watched.watch.notes == []
     assert len(watched.watch.history.steps) == 4
+
+
+class Graphs:
+    """A backend that parts graphs as inductor does, and keeps both parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[fx.GraphModule] = []
+
+    def part(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        def part(one: fx.GraphModule) -> Any:
+            return min_cut_rematerialization_partition(one, inputs, **options)
+
+        return part_undisturbed(joint, part)
+
+    def keep(self, part: fx.GraphModule, inputs: Any) -> Any:
+        part.graph.lint()
+        self.parts.append(part)
+        return make_boxed_func(part)
+
+    def compile(self, model: nn.Module) -> Any:
+        backend = aot_autograd(
+            fw_compiler=self.keep, bw_compiler=self.keep, partition_fn=self.part
+        )
+        return torch.compile(model, fullgraph=True, backend=backend)
+
+
+def _is_own(node: fx.Node) -> bool:
+    """Tell whether a node is there for hookline alone."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return True
+    if node.target is operator.getitem:
+        return _is_own(node.args[0])  # type: ignore[arg-type]
+    if node.op == "placeholder":
+        value = node.meta["val"]
+        return value.numel() == 0 or (value.dtype == torch.int64 and value.shape == (1,))
+    return node.op == "call_function" and bool(node.users) and all(map(_is_own, node.users))
+
+
+def _describe(part: fx.GraphModule) -> list[tuple[str, list[int]]]:
+    """Write down what the model itself computes, each node by what it is made of."""
+    numbers: dict[fx.Node, int] = {}
+    lines = []
+    for node in part.graph.nodes:
+        if _is_own(node):
+            continue
+        numbers[node] = len(numbers)
+        used = [numbers[one] for one in node.all_input_nodes if not _is_own(one)]
+        lines.append((node.op if node.op == "placeholder" else str(node.target), used))
+    return lines
+
+
+def _graphs(watch: Any, model: nn.Module, *args: Tensor) -> list[fx.GraphModule]:
+    torch._dynamo.reset()
+    graphs = Graphs()
+    compiled = graphs.compile(model)
+    with watch(model):
+        compiled(*args).square().mean().backward()
+    return graphs.parts
+
+
+def _plain(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        lambda model: hl.watch(model, **SPARING),
+        lambda model: hl.capture(model, "**", grads=True),
+        lambda model: hl.capture(model, "**", inputs=True),
+    ],
+    ids=["watch", "gradients", "inputs"],
+)
+def test_graphs_are_those_of_the_model_alone(watch: Any) -> None:
+    model, tokens = SmallGPT().bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
+    alone = _graphs(_plain, model, tokens)
+    seen = _graphs(watch, model, tokens)
+    assert len(alone) == len(seen) == 2
+    for one, other in zip(alone, seen, strict=True):
+        assert _describe(one) == _describe(other)
+        assert any(map(_is_own, other.graph.nodes))
+
+
+class Forgetful(nn.Module):
+    """Compute what nobody uses, and what only a gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.act(self.unused(x))
+        out: Tensor = self.used(x).exp()
+        return out
+
+
+def test_values_that_nobody_needs_are_seen_too() -> None:
+    model, x = Forgetful(), torch.randn(3, 4)
+    torch._dynamo.reset()
+    compiled = Graphs().compile(model)
+    with hl.capture(model, "**") as got:
+        compiled(x).sum().backward()
+    torch.testing.assert_close(got["unused"].output, model.unused(x))
+    torch.testing.assert_close(got["act"].output, model.unused(x).tanh())
+
+
+def test_values_are_not_kept_longer_than_alone() -> None:
+    """What backward gets from forward is what it gets without a watch, and keys beside."""
+    model, tokens = SmallGPT().bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
+    sizes = []
+    for watch in (_plain, lambda model: hl.watch(model, **SPARING)):
+        forward, _ = _graphs(watch, model, tokens)
+        (given,) = next(node for node in forward.graph.nodes if node.op == "output").args
+        values = [one.meta["val"] for one in given if isinstance(one, fx.Node)]
+        sizes.append(sum(one.nbytes for one in values if one.numel() > 1))
+    assert sizes[0] == sizes[1]
+
+
+def test_the_settings_of_the_compiler_are_left_as_they_were() -> None:
+    from torch._inductor import config
+
+    model = nn.Linear(3, 3)
+    compiled = torch.compile(model, fullgraph=True)
+    with hl.watch(model, **SPARING):
+        compiled(torch.randn(2, 3)).sum().backward()
+    assert config.custom_partitioner_fn is None

@@ -15,6 +15,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
 
+# The compiler makes one of each autograd.Function that it traces.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
 
 @pytest.fixture(autouse=True)
 def _forget_graphs() -> Any:
@@ -190,20 +193,19 @@ def test_variables_and_gradients_are_heard_on_inductor() -> None:
 
 def test_values_counted_from_the_end_are_those_of_an_eager_run() -> None:
     found = check(Model, ["blocks.0@y[-1]", "blocks.1@y[-3]", "@h[-2]"])
-    assert list(found) == ["blocks.0@y[2]", "blocks.1@y[0]", "@h[0]"]
+    assert list(found) == ["blocks.0@y[2]", "blocks.1@y", "@h"]
 
 
 def test_variables_of_functions_are_those_of_an_eager_run() -> None:
     found = check(Model, ["blocks.0@lift.w", "blocks.1@halve.half"], grads=True)
-    assert "blocks.0@lift.w[3]:grad" in found and "blocks.1@halve.half:grad" in found
+    assert {"blocks.0@lift.w[3]:grad", "blocks.1@halve.half:grad"} <= set(found)
 
 
 def test_only_operations_of_the_module_itself_are_counted() -> None:
     names = ["calls/softmax", "calls.inner/softmax", "calls/mul", "/mul", "calls/max"]
     found = check(Holder, names, grads=True)
-    assert [one for one in found if one.startswith("calls/softmax") and "grad" not in one] == [
-        f"calls/softmax[{index}]" for index in range(5)
-    ]
+    own = [one for one in found if one.startswith("calls/softmax") and "grad" not in one]
+    assert own == [f"calls/softmax[{index}]#0.0" for index in range(5)]
 
 
 def test_inputs_of_operations_are_those_of_an_eager_run() -> None:
@@ -258,8 +260,6 @@ def test_a_module_that_calls_itself_is_refused() -> None:
 
 
 def test_an_operation_the_compiler_does_not_show_is_refused() -> None:
+    compiled = torch.compile(nn.Sequential(Inner()), backend="aot_eager")
     with pytest.raises(hl.UnsupportedModel, match="does not show"):
-        model = nn.Sequential(Inner())
-        torch.compile(model, backend="aot_eager")(torch.randn(2, 4))
-        with hl.capture(model, "0/pad"):
-            pass
+        hl.capture(compiled, "0/pad").__enter__()

@@ -35,7 +35,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """A few blocks between two layers."""
 
-    def __init__(self, blocks: int = 2, *, inplace: bool = False) -> None:
+    def __init__(self, blocks: int = 1, *, inplace: bool = False) -> None:
         super().__init__()
         self.start = nn.Linear(3, 6)
         self.blocks = nn.ModuleList(Block(inplace=inplace) for _ in range(blocks))

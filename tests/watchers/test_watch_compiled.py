@@ -26,9 +26,16 @@ WAYS: dict[str, Compile] = {
 }
 
 
-@pytest.mark.parametrize("is_later", [False, True], ids=["before", "later"])
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_are_those_of_the_eager_twin(way: str, is_later: bool) -> None:
-    twins = train_twins(Stack, plain_loop(5, 3), WAYS[way], is_later=is_later)
+def test_rows_are_those_of_the_eager_twin(way: str) -> None:
+    twins = train_twins(Stack, plain_loop(5, 3), WAYS[way])
+    assert_same_rows(twins.eager, twins.compiled)
+    assert twins.compiled.notes == []
+    assert twins.graphs == twins.plain_graphs == 1
+
+
+@pytest.mark.parametrize("way", ["torch.compile(model)", "a function"])
+def test_a_model_may_be_compiled_while_it_is_watched(way: str) -> None:
+    twins = train_twins(Stack, plain_loop(5, 3), WAYS[way], is_later=True)
     assert_same_rows(twins.eager, twins.compiled)
     assert twins.compiled.notes == []

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from compiled_trainings import Stack, as_function, assert_same_rows, in_place, train_twins, wrap
+from compiled_trainings import (
+    Compile,
+    Stack,
+    as_function,
+    assert_same_rows,
+    in_place,
+    train_twins,
+    wrap,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from trainings import batches, plain_loop
@@ -33,20 +46,20 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def _train_to_zero(call: object, model: nn.Module) -> hl.Watch:
+def _train_to_zero(call: Callable[..., Any], model: nn.Module) -> hl.Watch:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hl.watch(model) as watched:
         for number, batch in enumerate(batches(5, 3)):
             optimizer.zero_grad()
-            call(batch * (number != 2)).square().mean().backward()  # type: ignore[operator]
+            call(batch * (number != 2)).square().mean().backward()
             optimizer.step()
     return watched
 
 
 @pytest.mark.parametrize("way", [wrap, in_place])
-def test_the_operation_behind_a_value_is_found_without_the_graph(way: object) -> None:
+def test_the_operation_behind_a_value_is_found_without_the_graph(way: Compile) -> None:
     model = Divided()
-    watched = _train_to_zero(way(model, "aot_eager"), model)  # type: ignore[operator]
+    watched = _train_to_zero(way(model, "aot_eager"), model)
     finding = watched.findings[0]
     assert (finding.rule, finding.step, finding.site) == ("non-finite", 2, "/div")
     assert "division by zero" in watched.verdict
@@ -79,7 +92,7 @@ class Talking(nn.Module):
 
 
 def test_a_graph_break_is_noted_and_measured_around() -> None:
-    def compile(model: nn.Module, backend: object) -> object:
+    def compile(model: nn.Module, backend: Any) -> Callable[..., Any]:
         return torch.compile(model, backend=backend)
 
     twins = train_twins(Talking, plain_loop(5, 3), compile)
@@ -91,7 +104,7 @@ def test_a_graph_break_is_noted_and_measured_around() -> None:
 
 
 def test_a_recompile_limit_falls_back_to_hooks() -> None:
-    def compile(model: nn.Module, backend: object) -> object:
+    def compile(model: nn.Module, backend: Any) -> Callable[..., Any]:
         return torch.compile(model, backend=backend, dynamic=False)
 
     def train(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
@@ -112,17 +125,56 @@ def test_a_recompile_limit_falls_back_to_hooks() -> None:
     assert twins.compiled.failure is None
 
 
-def test_an_error_of_the_model_leaves_the_watch_going() -> None:
-    model = Stack(1)
-    compiled = torch.compile(model, backend="aot_eager")
+class Looked(nn.Module):
+    """Look up words, which may not be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.head(self.words(numbers))
+
+
+@pytest.mark.parametrize("way", [wrap, as_function])
+def test_an_error_inside_of_a_graph_leaves_the_watch_going(way: Compile) -> None:
+    model = Looked()
+    call = way(model, "aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hl.watch(compiled) as watched:
-        for number, batch in enumerate(batches(5, 3)):
+    with hl.watch(model) as watched:
+        for number in range(4):
             optimizer.zero_grad()
             if number == 1:
-                with pytest.raises(Exception, match="shape"):
-                    compiled(torch.randn(5, 4))
-            compiled(batch).square().mean().backward()
+                with pytest.raises(IndexError):
+                    call(torch.tensor([0, 7]))
+            call(torch.tensor([0, 1])).square().mean().backward()
             optimizer.step()
-    assert watched.series("head", "count").values.tolist() == [10.0] * 4
+    assert watched.series("head", "count").values.tolist() == [4.0] * 4
     assert watched.failure is None
+
+
+UNLOADED = """
+import sys
+import torch
+from torch import nn
+import hookline as hl
+
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+with hl.watch(model) as watched:
+    assert "torch._dynamo" not in sys.modules
+    for _ in range(3):
+        torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True)(
+            torch.ones(2, 3)
+        ).sum().backward()
+        watched.step()
+print(watched.series("0:output.grad", "count").values.tolist())
+"""
+
+
+def test_a_watch_may_begin_before_the_compiler_is_loaded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNLOADED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[8.0, 8.0, 8.0]"

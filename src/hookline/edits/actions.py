@@ -198,7 +198,7 @@ def scale(factor: Number | Tensor) -> Action:
 
 def zero() -> Action:
     """Replace the value by zeros: ablation."""
-    return Action("zero()", "zero")
+    return Action("zero()", "fill", numbers=(hold(0),))
 
 
 def clip(

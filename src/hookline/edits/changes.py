@@ -67,10 +67,6 @@ def _scale_by_number(value: Tensor, number: Tensor) -> Tensor:
     return _back(value, left * right)
 
 
-def _zero(value: Tensor) -> Tensor:
-    return torch.zeros_like(value, requires_grad=False)
-
-
 def _clip(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
     least, most = low.reshape(()), high.reshape(())
     if value.is_floating_point():
@@ -110,7 +106,6 @@ CHANGES: dict[str, Callable[..., Tensor]] = {
     "add number": _add_number,
     "scale": _scale,
     "scale by number": _scale_by_number,
-    "zero": _zero,
     "clip": _clip,
     "clip norm": _clip_norm,
     "mask": _mask,

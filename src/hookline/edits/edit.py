@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._errors import EditError, HooklineWarning, UnsupportedModel
+from hookline._errors import EditError, HooklineError, HooklineWarning, UnsupportedModel
 from hookline._tables import Table
 from hookline.addresses import Selector, Site, format_place, resolve
 from hookline.addresses.pattern import escape
@@ -137,7 +137,10 @@ class _Applied:
             raise _refuse(listener, "an edit for some visits or calls cannot be made")
         operands: tuple[Tensor, ...] | None = action.operands
         if action.find is not None:
-            operands = None if action.fix is None else action.fix(self.site.address)
+            try:
+                operands = None if action.fix is None else action.fix(self.site.address)
+            except HooklineError as error:  # to be heard of where there is a graph, and only there
+                raise UnsupportedModel(str(error)) from error
         if operands is None:
             raise _refuse(listener, f"{action.name}, another one for each value, cannot be made")
         return make_traced_edit(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
-from hookline._errors import AddressError
+from hookline._errors import AddressError, UnsupportedModel
 from hookline.addresses import Site
 from hookline.hooks import observing
+from hookline.hooks.ears import VisitEar
 from hookline.hooks.functions import Which, is_among
 from hookline.hooks.junctions import Junction
 from hookline.hooks.sessions import Session
@@ -67,6 +69,13 @@ class SkipListener(Listener):
         self.skip = how
         self.decided: dict[int, Visit] = {}
         self.fired = 0
+
+    def make_ear(self, device: torch.device, visits: VisitEar | None) -> NoReturn:
+        raise UnsupportedModel(
+            f"{self.session.purpose}: hl.skip at `{self.station.path}` cannot be made inside a "
+            "graph that torch.compile made, which would have to be another one. Ask for the model "
+            'to be run eagerly: compiled="eager"'
+        )
 
     def attach(self) -> Callable[[], None]:
         """Answer in the place of the module from now on; give what ends that."""

@@ -186,6 +186,7 @@ class TracedEdit:
             return value
         fault = self._find_fault(value)
         if fault:
+            note_change(self.key, write_mode(place), list(value.shape), self.key)  # may know better
             announce(self.key, write_about(FAULT, place, fault))
             return value
         place = write_mode(place)
@@ -202,15 +203,17 @@ class TracedEdit:
                 list(self.chosen),
                 self.dims,
             )
-        first, *others = self.operands or (self.key,)
-        first = note_change(self.key, place, list(value.shape), first)
-        operands = [first, *others] if self.operands else []
+        first = note_change(self.key, place, list(value.shape), self.operands[0])
+        operands = [first, *self.operands[1:]]
         return _edited(
             value, self.kind, operands, self.settings, self.forms, self.chosen, self.dims
         )
 
     def _find_fault(self, value: Tensor) -> str:
         """Say why the edit gives nothing that can take the value's place; empty where it does."""
+        for dim in self.dims:
+            if not -value.dim() <= dim < value.dim():
+                return f"{_LIMITED}:a tensor without dimension {dim}"
         problem = why_unfit(value, self.kind, self.operands)
         if problem:
             return f"{_UNFIT}:{problem}"

@@ -71,7 +71,7 @@ class Wiring:
                 # It gives a view of what it made, unless there is one row only.
                 way="made" if type(module).forward is nn.Linear.forward else "own",
                 # What it writes over is spent, and an alias of it would lose its history.
-                way_in="made" if getattr(module, "inplace", False) is True else "part",
+                way_in="spent" if getattr(module, "inplace", False) is True else "part",
             )
         except UnsupportedModel as error:
             self.refusal = str(error)

@@ -185,7 +185,7 @@ class Junction:
             return False
         reading = read(forward_of(self.module))
         own = {one.name for one in reading.points if "." not in one.name or one.kind == "attribute"}
-        called = ways_back(reading)
+        called = None if self.wiring and "self" in reading.called else ways_back(reading)
         if called is None or not inside.variables <= own:
             return False
         kind = type(self.module)

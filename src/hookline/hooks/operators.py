@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from hookline._errors import UnsupportedModel
 from hookline._torch import (
     graph_task_id,
     is_capturing_cuda_graph,
@@ -163,8 +164,18 @@ def _pass(value: Tensor, key: Tensor, place: str) -> None:
         ear.hear(value, read_place(place))
 
 
+def _refuse_recording(value: Tensor) -> None:
+    """Raise where a CUDA graph is recorded: its replays would go on without Python."""
+    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
+        raise UnsupportedModel(
+            "values cannot be kept where a CUDA graph is recorded, because a replay runs no "
+            'Python. Compile without mode="reduce-overhead", or ask for compiled="eager".'
+        )
+
+
 @run_uncompiled
 def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
+    _refuse_recording(value)
     number = next(_numbers)
     ticket = torch.tensor(number)
     ear = _ears.get(key.data_ptr())
@@ -215,7 +226,8 @@ def _make_library() -> Any:
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
     for name, (schema, run, fake) in operators.items():
-        library.define(name + schema)
+        is_unsafe = name != "pass_by"  # in a CUDA graph: it needs Python each time
+        library.define(name + schema, tags=(torch.Tag.cudagraph_unsafe,) if is_unsafe else ())
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
     for name in ("pass_by", "hand_over", "hand_back", "note"):
@@ -255,8 +267,9 @@ _carry_on = torch.ops.hookline.carry.default
 _note_shape = torch.ops.hookline.note.default
 
 
-Way = Literal["own", "made", "part"]
-"""How a gradient is heard of: on the tensor itself, on what it is a view of, on an alias of it."""
+Way = Literal["own", "made", "part", "spent"]
+"""How a gradient is heard of: on the tensor itself, on what it is a view of, on an alias of it, or
+before all others on the tensor, where a module is about to write over it."""
 
 
 def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way: Way) -> Tensor:
@@ -270,8 +283,9 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
         value = value.view_as(value)
     base = value._base
     is_made = base is not None and type(base.grad_fn).__name__ == "AddmmBackward0"
-    if way != "made" or base is None or not is_made or base.numel() != value.numel():
-        value.register_hook(change)
+    has_view = way in ("made", "spent") and is_made
+    if base is None or not has_view or base.numel() != value.numel():
+        _register(value, change, way)
         return value
     shape = value.shape
 
@@ -279,8 +293,16 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
         new = change(grad.view(shape))
         return None if new is None else new.view(grad.shape)
 
-    base.register_hook(reshape)
+    _register(base, reshape, way)
     return value
+
+
+def _register(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], way: Way) -> None:
+    handle = tensor.register_hook(hook)
+    if way == "spent":
+        # What made the tensor has its hooks on it already, and comes later in backward.
+        hooks: Any = tensor._backward_hooks
+        hooks.move_to_end(handle.id, last=False)
 
 
 class _HandIn(torch.autograd.Function):

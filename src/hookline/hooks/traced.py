@@ -76,7 +76,8 @@ class TracedEar:
 
     def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:
         """Tell of a value; give what flows on."""
-        if torch.compiler.is_exporting():  # what is exported is the model, without who looks at it
+        # What is exported is the model, without who looks at it. (To dynamo it is all the same.)
+        if not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting():
             return value
         if isinstance(value, Tensor) and not self.leaf:  # nearly always
             return self.tell(value, port, way_to(value, way, received))
@@ -183,6 +184,12 @@ class Traced:
         """What those are called that come after them."""
         self.way: Way = way
         """How gradients of what it makes are heard of."""
+        if way_in == "spent" and any(one.is_editing and one.gradients for one in inputs):
+            raise UnsupportedModel(
+                "an edit of the gradient of what a module takes that it writes over (inplace=True) "
+                "cannot be made inside a graph that torch.compile made. Edit the gradient of what "
+                'gives it, or ask for the model to be run eagerly: compiled="eager"'
+            )
         self.way_in: Way = way_in
         """How gradients of what comes in are heard of."""
 
@@ -203,7 +210,7 @@ class Traced:
         way = self.way_in
         for ear in self.inputs:
             bound = ear.flow("input", bound, way)
-            if ear.is_parting:
+            if ear.is_parting and way == "part":
                 way = "own"
         args, kwargs = self._unbind(bound, args, kwargs)
         if self.inside is not None:

@@ -43,7 +43,7 @@ class Ask:
         """Tell whether it asks for this spot."""
         mine = self.inside
         is_kind = mine.mark == spot.mark and mine.is_input == spot.is_input
-        return is_kind and mine.matches(spot.name)
+        return is_kind and bool(mine.matches(spot.name))
 
 
 @settle_when_traced

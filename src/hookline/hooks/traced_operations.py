@@ -37,7 +37,7 @@ def _write_parameters(function: Any) -> str:
 @settle_when_traced
 def _find_owner() -> str:
     """Tell whose an operation is that is being traced: `own`, `other`, or `lost`."""
-    inner = []
+    inner: list[nn.Module] = []
     modes = 0
     for code, variable in traced_calls():
         if code is _MODE_CODE:
@@ -101,8 +101,7 @@ class TracedMode(TorchFunctionMode):
         bound: dict[Any, Any] = {}
         for position, value in enumerate(args):
             bound[_key(names, position)] = value
-        for name, value in kwargs.items():
-            bound[name] = value
+        bound.update(kwargs)
         is_changing = len(spots) > 1 or spots[0][0] == "/setitem"
         if is_changing or bound.get("inplace", False) or bound.get("out") is not None:
             raise UnsupportedModel(

@@ -368,7 +368,7 @@ class ForwardTaps(Taps):
         if junction.quick is not None:  # it does not call itself, or others of which it is asked
             junction.traced.begin_beside()
             return TracedScope(inside, TracedFrame([]), self.names).assign
-        is_alone = not inside.frames
+        is_alone = junction.is_hookless or not inside.frames
         if is_alone:
             junction.traced.begin_beside()
             inside.enter([])
