@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# Inductor has processes of its own else, which tests that count children would find.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # No deadline: the first call into torch is slow, and says nothing about the code under test.
 hypothesis.settings.register_profile("hookline", deadline=None, derandomize=True, max_examples=50)

@@ -76,13 +76,15 @@ Always the same, because compiled graphs look at keys: another one is another gr
 """
 
 
-def add_forward_hooks(module: nn.Module, pre: Any, post: Any) -> int:
+def add_forward_hooks(module: nn.Module, pre: Any, post: Any, *, place: int = 0) -> int:
     """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
+
+    A module has one such pair at each place: who has another reason to listen takes another.
 
     Registering through the module's methods does the same at several times the cost, which shows
     when a session is opened for every call of a model.
     """
-    key = _OWN_KEY
+    key = _OWN_KEY + place
     module._forward_pre_hooks[key] = pre
     module._forward_pre_hooks_with_kwargs[key] = True
     module._forward_hooks[key] = post
@@ -249,7 +251,8 @@ def _traced_variable(known: dict[str, Any], name: str) -> Any:
 def has_compiled_code() -> bool:
     """Tell whether anything was or will be compiled in this process, by `torch.compile`."""
     asked = sys.modules.get("torch._dynamo.eval_frame")
-    if asked is not None and asked.cached_backends:
+    # What is to be left alone, such as an optimizer's step, is there too, with no backend.
+    if asked is not None and any(map(callable, asked.cached_backends.values())):
         return True
     convert = sys.modules.get("torch._dynamo.convert_frame")
     return convert is not None and bool(convert.input_codes.seen)

@@ -141,3 +141,36 @@ def test_a_site_that_is_not_there_is_said(record_here: Any) -> None:
 def test_a_size_is_written_for_people(tmp_path: Path, size: int, text: str) -> None:
     (tmp_path / "file").write_bytes(b"x" * size)
     assert show_size(tmp_path) == text
+
+
+COMPILED_FUNCTION = """
+model = make()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@torch.compile(backend="aot_eager")
+def find_loss(a, b):
+    return (model(a) - b).square().mean()
+
+
+for _ in range(5):
+    optimizer.zero_grad()
+    find_loss(x, y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("kind", ["a model", "a function"])
+def test_a_compiled_script_is_recorded_as_the_eager_one(
+    record_here: Any, tmp_path: Path, kind: str
+) -> None:
+    torch._dynamo.reset()
+    record_here(TRAIN, folder=tmp_path / "eager", recorded=2)
+    wrapped = TRAIN.replace("make()", "torch.compile(make(), backend='aot_eager')")
+    text = wrapped if kind == "a model" else COMPILED_FUNCTION
+    done = record_here(text, folder=tmp_path / "compiled", recorded=2)
+    assert done.code == 0
+    found = hl.diff(tmp_path / "eager", tmp_path / "compiled")
+    assert found.same, str(found)
+    sites = {site.address for site in open_trace(tmp_path / "compiled").sites}
+    assert {"0:input.input", "1:output", "2:output.grad"} <= sites

@@ -1,4 +1,4 @@
-"""Watching compiled trainings with all that loops do: accumulation, scalers, checkpoints, strides."""
+"""Watching compiled trainings, whatever loops do: accumulation, scalers, checkpoints, strides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from trainings import batches, plain_loop
-
-import hookline as hl
 
 # The compiler asks inputs that are no leaves for their gradients.
 pytestmark = [
@@ -127,17 +125,13 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_checkpoints_inside_of_a_graph(backend: str) -> None:
-    twins = train_twins(
-        lambda: Checkpointed(reentrant=False), plain_loop(5, 3), backend=backend
-    )
+    twins = train_twins(lambda: Checkpointed(reentrant=False), plain_loop(5, 3), backend=backend)
     assert_same_rows(twins.eager, twins.compiled, rel=1e-4)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_around_compiled_blocks(reentrant: bool) -> None:
-    twins = train_twins(
-        lambda: Checkpointed(reentrant=reentrant), plain_loop(5, 3), in_parts
-    )
+    twins = train_twins(lambda: Checkpointed(reentrant=reentrant), plain_loop(5, 3), in_parts)
     assert_same_rows(twins.eager, twins.compiled)
 
 

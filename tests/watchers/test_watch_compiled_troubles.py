@@ -163,10 +163,9 @@ import hookline as hl
 model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
 with hl.watch(model) as watched:
     assert "torch._dynamo" not in sys.modules
+    call = torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True)
     for _ in range(3):
-        torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True)(
-            torch.ones(2, 3)
-        ).sum().backward()
+        call(torch.ones(2, 3)).sum().backward()
         watched.step()
 print(watched.series("0:output.grad", "count").values.tolist())
 """

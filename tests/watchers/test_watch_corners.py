@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Net, is_clean
+from small_models import Net
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrizations

@@ -196,10 +196,11 @@ class Keeper:
             moved = value.to(device=device, dtype=self.dtype)
             shares_memory = shares_memory and moved is value
             value = moved
-        if value.is_inference():
+        is_copied = shares_memory and copy
+        if value.is_inference() or (is_copied and torch.is_inference_mode_enabled()):
             with torch.inference_mode(False):
                 value = value.clone()
-        elif shares_memory and copy:
+        elif is_copied:
             value = value.clone()
         if self.max_bytes is not None:
             self._held.append((weakref.ref(value), value.numel() * value.element_size()))

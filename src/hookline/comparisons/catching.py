@@ -99,7 +99,7 @@ def catch_call(
     net = _Net(target, path, visit, backward=backward)
     with warnings.catch_warnings(), stage.set_up():
         warnings.simplefilter("ignore")
-        add_forward_hooks(target, net.enter, net.leave)
+        add_forward_hooks(target, net.enter, net.leave, place=2)
         output = kept.module(*stage.args, **stage.kwargs)
         if backward and call.loss is not None:
             loss = call.loss(output)

@@ -88,7 +88,7 @@ class OperationNotes(TorchFunctionMode):
         self.calls: list[Call] = []
         for entry in tree.entries:
             if entry.module is not self._module:
-                add_forward_hooks(entry.module, self._enter, self._leave)
+                add_forward_hooks(entry.module, self._enter, self._leave, place=3)
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
         self._depth += 1

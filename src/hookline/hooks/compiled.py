@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookline._errors import UnsupportedModel
 from hookline.hooks.arguments import positional_names
@@ -39,13 +41,15 @@ def may_be_traced() -> bool:
 class Wiring:
     """The ears of one module's listeners; they hear as long as this is held."""
 
-    __slots__ = ("_plan", "device", "ears", "refusal", "traced")
+    __slots__ = ("_plan", "_sample", "device", "ears", "refusal", "traced")
 
     def __init__(
         self, module: nn.Module, plan: Plan, frames: Mapping[int, list[Frame]] | None = None
     ) -> None:
         self._plan = plan
-        self.device = device = _device_of(module, plan)
+        sample = _find_sample(module, plan)
+        self._sample = None if sample is None else weakref.ref(sample)
+        self.device = device = torch.device("cpu") if sample is None else sample.device
         visits: dict[Session, VisitEar] = {}
         for session, station in plan.stations:
             if station.is_root or session.needs_visits:
@@ -82,7 +86,12 @@ class Wiring:
 
     def serves(self, module: nn.Module, plan: Plan) -> bool:
         """Tell whether this is what a plan asks for, and on the device where the values are."""
-        return plan is self._plan and self.device == _device_of(module, plan)
+        if plan is not self._plan:
+            return False
+        sample = None if self._sample is None else self._sample()
+        if sample is None:  # to look for one takes as long as all else that opening does
+            sample = _find_sample(module, plan)
+        return self.device == (torch.device("cpu") if sample is None else sample.device)
 
     def _hear(
         self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
@@ -112,13 +121,12 @@ class Wiring:
         return found
 
 
-def _device_of(module: nn.Module, plan: Plan) -> torch.device:
-    """Give the device where a module's values are, by its parameters or those of the model."""
+def _find_sample(module: nn.Module, plan: Plan) -> Tensor | None:
+    """Give a tensor that is where a module's values are: its own, or one of the model's."""
     trees = [session.tree for session, _ in plan.stations if session.tree is not None]
     for one in (module, *(tree.root for tree in trees)):
-        tensor = next(one.parameters(), None)
-        if tensor is None:
-            tensor = next(one.buffers(), None)
-        if tensor is not None and tensor.device.type != "meta":
-            return tensor.device
-    return torch.device("cpu")
+        for tensor in itertools.chain(one.parameters(), one.buffers()):
+            if tensor.device.type != "meta":
+                return tensor
+            break
+    return None

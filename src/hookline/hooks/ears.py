@@ -76,8 +76,9 @@ class VisitEar(Ear):
         with torch.set_grad_enabled(place.has_grad):
             visit = self.session.begin(self.station, thread, graph_task_id())
         self.current[thread] = visit
-        for listener in self.listeners if visit is not None else ():
-            listener.on_begin(visit)
+        if visit is not None:
+            for listener in self.listeners:
+                listener.on_begin(visit)
         return visit
 
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:

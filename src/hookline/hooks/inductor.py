@@ -34,27 +34,36 @@ Parts = tuple[fx.GraphModule, fx.GraphModule]
 def keep_decisions() -> None:
     """Have the graph that is being traced compiled as if nobody looked at its values.
 
-    Called while an operator is traced; does nothing where inductor is not at work.
+    Called while a call of an operator is traced; does nothing where inductor is not at work.
     """
-    if not has_inductor():
-        return
-    config: Any = sys.modules["torch._inductor.config"]
-    if config.custom_partitioner_fn is None:  # another one that the user has set stays
-        config.custom_partitioner_fn = _make_partitioner()
-    _copy_unwritten()
+    if has_inductor():
+        config = _config()
+        if config.custom_partitioner_fn is None:  # another one that the user has set stays
+            config.custom_partitioner_fn = _make_partitioner()
+        _copy_unwritten()
+
+
+def _leave_others() -> None:
+    """Take no other graph: settings are a part of what inductor knows compiled graphs by."""
+    config = _config()
+    if config.custom_partitioner_fn is _make_partitioner():
+        config.custom_partitioner_fn = None
+
+
+def _config() -> Any:
+    return sys.modules["torch._inductor.config"]
 
 
 @functools.cache
 def _make_partitioner() -> Any:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class Partitioner(CustomPartitionerFn):
-        """Part the graph that was traced, as inductor does, and take no other one."""
+        """Part the graph that was traced, as inductor does."""
 
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Parts:
-            config.custom_partitioner_fn = None
+            _leave_others()
 
             def part(joint: fx.GraphModule) -> Parts:
                 return min_cut_rematerialization_partition(joint, joint_inputs, **options)
@@ -198,6 +207,7 @@ def _copy_unwritten() -> None:
     from torch._inductor import ir, lowering
 
     def lower(called: Any, value: Any, *others: Any) -> Any:
+        _leave_others()  # a graph without backward is not parted
         data = value.data
         while isinstance(data, ir.BaseView):
             data = data.data

@@ -237,11 +237,9 @@ def _make_library() -> Any:
 
 def _nothing(*_: Any) -> None:
     """Give what an operator gives that is only called."""
-    keep_decisions()
 
 
 def _no_ticket(*_: Any) -> Tensor:
-    keep_decisions()
     return torch.zeros((), dtype=torch.int64)
 
 
@@ -298,7 +296,8 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
 
 
 def _register(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], way: Way) -> None:
-    handle = tensor.register_hook(hook)
+    # One of several tensors made at once has no gradient where only others have one.
+    handle = tensor.register_hook(lambda grad: None if grad is None else hook(grad))
     if way == "spent":
         # What made the tensor has its hooks on it already, and comes later in backward.
         hooks: Any = tensor._backward_hooks
@@ -331,6 +330,7 @@ def _hand_in_both(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Show a value; give what flows on in its place."""
+    keep_decisions()
     if is_recomputed():
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
@@ -340,6 +340,7 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way = "own") -> Tensor:
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
+    keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     if has_value:
@@ -350,6 +351,7 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
 
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
+    keep_decisions()
     if is_recomputed():
         if value.requires_grad and torch.is_grad_enabled():
             return _hand_in_both(value, key, place)
@@ -361,6 +363,7 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
+    keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(value.detach(), key, place)
@@ -369,6 +372,7 @@ def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tenso
 
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     """Give the gradient of a value away when it comes; give what flows on in its place."""
+    keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(key, key, place)

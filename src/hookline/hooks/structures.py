@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,8 @@ def _make(kind: str, items: dict[str | int, Any]) -> Any:
         return list(items.values())
     if found is SimpleNamespace:
         return SimpleNamespace(**named)
+    if found is OrderedDict:
+        return OrderedDict(items)
     if issubclass(found, dict):
         # A ModelOutput of transformers is a dataclass too, whose fields are its keys.
         return found(**named) if dataclasses.is_dataclass(found) else items

@@ -120,7 +120,7 @@ def _name(stage: Stage) -> tuple[dict[int, str], dict[int, tuple[str, str]]]:
 def _listen(stage: Stage, follower: Follower) -> None:
     """Tell the follower of each execution; into hook dictionaries that the stage owns."""
     for module in stage.modules:
-        key = add_forward_hooks(module, _Enter(follower), _Leave(follower))
+        key = add_forward_hooks(module, _Enter(follower), _Leave(follower), place=1)
         hooks: Any = module._forward_hooks
         hooks.move_to_end(key, last=False)  # before what the user's hooks do
 

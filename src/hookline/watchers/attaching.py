@@ -235,6 +235,16 @@ class Attachment:
             notes.append(f"another module is there now, which is not watched: {_list(moved)}")
         return notes
 
+    def explain_silence(self) -> str:
+        """Say why no value has been measured at any site; empty where some has."""
+        if not self.listeners or any(one.has_measured for one in self.listeners):
+            return ""
+        heard = "call" if self._options.with_inference else "call with grad"
+        why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
+        if not self._options.with_inference:
+            why += " (calls without grad are measured with `with_inference=True` alone)"
+        return why
+
     def _find_moved(self) -> list[str]:
         """List the paths where another module is now; after the end, those at the end."""
         if self._moved is None:

@@ -350,7 +350,7 @@ class Watch:
         """Give the statistics of a step, the latest if none is named: one row a site."""
         with self._reading():
             found = self._delivery.recent.table(step=step, **options)
-        if not len(found) and (why := self._explain_silence()):
+        if not len(found) and (why := self._attachment.explain_silence()):
             return Table(found.columns, (), title=found.title, notes=(*found.notes, why))
         return found
 
@@ -371,21 +371,10 @@ class Watch:
         try:
             yield
         except (NotRecorded, NoSuchSite) as error:
-            why = self._explain_silence()
+            why = self._attachment.explain_silence()
             if not why:
                 raise
             raise type(error)(f"{error} So far {why}.") from None
-
-    def _explain_silence(self) -> str:
-        """Say why no value has been measured at any site; empty where some has."""
-        listeners = self._attachment.listeners
-        if not listeners or any(one.has_measured for one in listeners):
-            return ""
-        heard = "call" if self._options.with_inference else "call with grad"
-        why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
-        if not self._options.with_inference:
-            why += " (calls without grad are measured with `with_inference=True` alone)"
-        return why
 
     def _catch_up(self) -> None:
         self.flush()
@@ -432,7 +421,7 @@ class Watch:
             found.append(f"the watch stopped before the training did: {why}")
         found += [*self._delivery.notes, *self._seeker.notes, *self._remarks]
         found += self._compiler.list() if self._recorder.has_graphs else []
-        silence = self._explain_silence()
+        silence = self._attachment.explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
     def close(self, status: str = "finished") -> None:

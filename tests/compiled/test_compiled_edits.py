@@ -1,0 +1,349 @@
+"""Edits as a part of compiled graphs: the bits of the eager edit, and no compilation for a number."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo
+from blocks import count
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+
+# The compiler looks at the .grad of what goes into a graph.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+VECTOR = torch.tensor([1.0, -2.0, 3.0])
+
+ACTIONS: dict[str, Callable[[int], Any]] = {
+    "set number": lambda k: hl.set(0.3 * k),
+    "set tensor": lambda k: hl.set(torch.full((4, 3), 0.5 * k)),
+    "add number": lambda k: hl.add(0.1 * k),
+    "add tensor": lambda k: hl.add(VECTOR * k),
+    "scale number": lambda k: hl.scale(0.3 * k),
+    "scale by a whole number": lambda k: hl.scale(-k),
+    "scale tensor": lambda k: hl.scale(VECTOR * k),
+    "zero": lambda k: hl.zero(),
+    "clip": lambda k: hl.clip(0.1 * k),
+    "clip norm": lambda k: hl.clip(norm=0.3 * k),
+    "clip norm of rows": lambda k: hl.clip(norm=0.3 * k, dim=-1),
+    "mask": lambda k: hl.mask(VECTOR > 2 - k, fill=0.1 * k),
+    "swap rows": lambda k: hl.swap_rows(0, k),
+    "swap the last": lambda k: hl.swap_rows(-k, 1),
+    "order": lambda k: hl.swap_rows([3, 2, 1, 0] if k == 1 else [1, 0, 3, 2]),
+    "one row": lambda k: hl.add(1.5).where(rows=k),
+    "rows": lambda k: hl.scale(2).where(rows=[0, -k]),
+    "position": lambda k: hl.add(VECTOR).where(positions=-k),
+    "slices": lambda k: hl.add(3).where(rows=slice(k, None, 2), positions=slice(-2, None)),
+}
+"""Each action with two numbers, which one graph has to serve."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(3, 3), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.act(self.fc(x))
+        return out
+
+
+class Net(nn.Module):
+    """Two blocks, the first in a checkpoint if asked for."""
+
+    def __init__(self, *, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.first, self.last = Block(), Block()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            x = self.first(x)
+        else:
+            x = checkpoint(self.first, x, use_reentrant=self.reentrant)
+        out: Tensor = self.last(x)
+        return out
+
+
+class Result(NamedTuple):
+    """What a run gave."""
+
+    values: dict[str, Tensor]
+    grads: list[Tensor | None]
+    report: str
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Give each test a compiler that has seen nothing."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def run(model: nn.Module, x: Tensor, edits: Any) -> Result:
+    """Run forward and backward with edits; give all values, gradients, and the report."""
+    model.zero_grad()
+    with hl.edit(model, edits) as handle, hl.capture(model, "**", grads=True) as got:
+        model(x).square().sum().backward()
+    grads = [one.grad for one in model.parameters()]
+    return Result(got.tensors(), grads, str(handle.report()))
+
+
+def compare(
+    model: nn.Module,
+    edits: Callable[[int], Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    same_report: bool = True,
+) -> None:
+    """Edit an eager copy and a compiled model, with two numbers; require the same bits."""
+    model = model.to(dtype)
+    twin, x = copy.deepcopy(model), torch.randn(4, 3, dtype=dtype)
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for k in (1, 2):
+        expected, found = run(twin, x, edits(k)), run(compiled, x, edits(k))
+        assert found.values.keys() == expected.values.keys()
+        for address, value in expected.values.items():
+            assert torch.equal(found.values[address], value), address
+        for mine, theirs in zip(found.grads, expected.grads, strict=True):
+            assert (mine is None) == (theirs is None)
+            assert mine is None or theirs is None or torch.equal(mine, theirs)
+        assert not same_report or found.report == expected.report
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ACTIONS)
+def test_actions_give_the_bits_of_an_eager_run(name: str, dtype: torch.dtype) -> None:
+    """On a value and on a gradient at once: one compilation for both, whatever the numbers."""
+    if name == "set tensor" and dtype != torch.float32:
+        pytest.skip("what is set has the type of the value")
+    make = ACTIONS[name]
+    edits = {"first.fc": make, "last:input": make, "first:output.grad": make}
+    compare(Net(), lambda k: {site: make(k) for site, make in edits.items()}, dtype=dtype)
+
+
+def test_the_same_edits_of_a_part_of_a_nested_value() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"a": x + 1, "b": (x * 2, [x * 3]), "n": 7}
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.parts = nn.Linear(3, 3), Parts()
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.parts(self.fc(x))
+            out: Tensor = found["a"] + found["b"][0] * found["b"][1][0]
+            return out
+
+    compare(
+        Outer(),
+        lambda k: {
+            "parts:output.b[1][0]": hl.scale(0.5 * k),
+            "parts:input.x": hl.add(k),
+            "parts:output.a.grad": hl.scale(k),
+            "parts:output.grad": hl.add(1),
+        },
+    )
+
+
+def test_edits_at_one_site_are_made_in_their_order() -> None:
+    compare(
+        Net(),
+        lambda k: [
+            ("first", hl.add(k)),
+            ("first", hl.scale(2.5)),
+            ("first:output.grad", hl.scale(k)),
+            ("first:output.grad", hl.add(1)),
+            ("last.fc:input.grad", hl.scale(3)),
+            ("last.fc:input.grad", hl.add(k)),
+        ],
+    )
+
+
+def test_captures_see_values_before_and_after_edits() -> None:
+    model, x = Net(), torch.randn(4, 3)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = []
+    for one in (copy.deepcopy(model), compiled):
+        with (
+            hl.edit(one, {"first": hl.scale(2), "first:output.grad": hl.scale(5)}),
+            hl.capture(one, "first", grads=True, before_edits=True) as before,
+            hl.capture(one, "first", grads=True) as after,
+        ):
+            one(x).sum().backward()
+        found.append([before["first"].output, after["first"].output])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        assert torch.equal(mine, theirs)
+        assert torch.equal(mine.grad, theirs.grad)
+    assert torch.equal(found[1][1], found[1][0] * 2)
+    assert torch.equal(found[1][1].grad, found[1][0].grad * 5)
+
+
+def test_what_is_handed_back_is_edited_there_alone() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.same = nn.Linear(3, 3), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            out: Tensor = self.same(h) * 2 + h
+            return out
+
+    compare(
+        Residual(),
+        lambda k: {
+            "same": hl.scale(k),
+            "same:output.grad": hl.scale(3 * k),
+            "same:input.grad": hl.add(k),
+        },
+    )
+
+
+@pytest.mark.parametrize("action", ["scale number", "zero", "add tensor"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recompute_inside_the_graph_sees_the_edit(reentrant: bool, action: str) -> None:
+    # The eager report counts the recompute too.
+    make = ACTIONS[action]
+    edits = {"first.fc": make, "first:output.grad": make}
+    model = Net(reentrant=reentrant)
+    compare(model, lambda k: {s: one(k) for s, one in edits.items()}, same_report=False)
+
+
+def test_edits_in_a_checkpointed_region_of_a_graph_are_counted() -> None:
+    compiled = torch.compile(Net(reentrant=False), backend="aot_eager", fullgraph=True)
+    with hl.edit(compiled, {"first.fc": hl.zero()}) as handle:  # it would warn of none
+        compiled(torch.randn(4, 3)).sum().backward()
+    assert "first.fc:output  zero()        1" in str(handle.report())
+
+
+def test_a_recompute_around_a_graph_sees_an_edit_that_is_gone() -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = Net(reentrant=False)
+        if is_compiled:
+            model.first.compile(backend="aot_eager")
+        with hl.edit(model, {"first.fc": hl.scale(0.5)}):
+            loss = model(torch.ones(4, 3)).sum()
+        loss.backward()
+        found.append([one.grad for one in model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_parameters_are_edited() -> None:
+    compare(Net(), lambda k: {"first.fc.weight": hl.scale(0.5 * k), "last.fc.bias:grad": hl.add(k)})
+
+
+def test_a_vector_is_trained_through_the_graph() -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    grads = []
+    for one in (copy.deepcopy(model), compiled):
+        vector = torch.ones(3, requires_grad=True)
+        with hl.edit(one, {"first": hl.add(vector)}):
+            one(torch.ones(4, 3)).square().sum().backward()
+        grads.append(vector.grad)
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert torch.equal(grads[0], grads[1])
+
+
+def test_patches_take_the_value_of_another_run() -> None:
+    model, x = Net(), torch.randn(4, 3)
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for k in (1, 2):
+        with hl.capture(compiled, "first", "last.fc") as got:
+            compiled(x * k + 1)
+        edits = {
+            "first": hl.patch(got),
+            "last.fc": hl.patch(got, "first:output", visit=0).where(rows=k),
+        }
+        results = []
+        for one in (copy.deepcopy(model), compiled):
+            with hl.edit(one, edits):
+                results.append(one(x))
+        assert torch.equal(*results)
+    assert counter.frame_count == 2  # with the capture, and with the edits
+
+
+def test_variables_are_edited() -> None:
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            h = h * 2
+            return h.tanh() + x
+
+    compare(
+        nn.Sequential(Scored()),
+        lambda k: {"0@h[0]": hl.scale(k), "0@h[1]": hl.add(0.5 * k), "0@h[1].grad": hl.scale(k)},
+    )
+
+
+def test_a_graph_that_was_there_comes_back() -> None:
+    model, x = Net(), torch.randn(4, 3)
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    before = compiled(x)
+    for k in (1, 2, 3):
+        with hl.edit(compiled, {"first": hl.add(k)}):
+            assert not torch.equal(compiled(x), before)
+        assert torch.equal(compiled(x), before)
+    assert counter.frame_count == 2
+
+
+def test_blocks_compiled_one_by_one_share_a_graph() -> None:
+    model = nn.Sequential(*[Block() for _ in range(10)])
+    counter = count("aot_eager")
+    twin, x = copy.deepcopy(model), torch.randn(4, 3)
+    for block in model:
+        block.compile(backend=counter, fullgraph=True)
+    with (
+        hl.edit(model, {"*.fc": hl.add(VECTOR)}) as handle,
+        hl.edit(twin, {"*.fc": hl.add(VECTOR)}),
+    ):
+        assert torch.equal(model(x), twin(x))
+    assert counter.frame_count == 1
+    assert str(handle.report()).count("add(tensor(3,))        1") == 10
+
+
+def test_other_sizes_take_no_other_graph() -> None:
+    model = Net()
+    counter = count("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    edits = {"first": hl.scale(2).where(rows=-1), "last.fc": hl.swap_rows(0, 1)}
+    for size in (3, 5, 8):
+        x = torch.randn(size, 3)
+        with hl.edit(compiled, edits):
+            found = compiled(x)
+        with hl.edit(twin := copy.deepcopy(model), edits):
+            assert torch.equal(found, twin(x))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_inductor_makes_the_edits_too() -> None:
+    model, x = Net(), torch.randn(4, 3)
+    compiled = torch.compile(model, fullgraph=True)
+    edits = {"first.fc": hl.scale(0.5), "first:output.grad": hl.clip(0.1), "last": hl.add(VECTOR)}
+    expected, found = run(copy.deepcopy(model), x, edits), run(compiled, x, edits)
+    for address, value in expected.values.items():
+        torch.testing.assert_close(found.values[address], value)
