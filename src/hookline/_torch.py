@@ -27,7 +27,7 @@ from torch.utils import _python_dispatch
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.hooks import RemovableHandle
 
-_EFFECT: Any = effects._EffectType  # type: ignore[attr-defined]
+_EFFECT: Any = effects._EffectType
 
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""

@@ -20,8 +20,8 @@ from torch import fx
 
 from hookline._torch import has_inductor
 
-_LOOKING = ("pass_by", "hand_over", "hand_back")
-"""The operators that are given a value to look at."""
+_LOOKING = ("pass_by", "hand_over", "hand_back", "note")
+"""The operators that are given a value to look at, or a key alone."""
 _VALUE, _OTHER = 2, 3
 """Where the value stands among the arguments of a call, and what can stand there meanwhile."""
 _NEAR = 64
