@@ -13,7 +13,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -164,20 +164,22 @@ def _pass(value: Tensor, key: Tensor, place: str) -> None:
         ear.hear(value, read_place(place))
 
 
-def _refuse_recording(value: Tensor) -> None:
+def _refuse_recording() -> NoReturn:
     """Raise where a CUDA graph is recorded: its replays would go on without Python."""
-    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
-        raise UnsupportedModel(
-            "values cannot be kept where a CUDA graph is recorded, because a replay runs no "
-            'Python. Compile without mode="reduce-overhead", or ask for compiled="eager".'
-        )
+    raise UnsupportedModel(
+        "values cannot be kept where a CUDA graph is recorded, because a replay runs no Python. "
+        'Compile without mode="reduce-overhead", or ask for compiled="eager".'
+    )
 
 
 @run_uncompiled
 def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
-    _refuse_recording(value)
     number = next(_numbers)
     ticket = torch.tensor(number)
+    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
+        if value is not key:
+            _refuse_recording()
+        return ticket  # an announcement, which replays cannot repeat
     ear = _ears.get(key.data_ptr())
     told = None if ear is None else ear.take(value, read_place(place))
     if told is not None:
