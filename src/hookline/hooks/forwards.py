@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -223,9 +223,9 @@ class StandIn:
             taps.name(table)
         code = getattr(unwrap(inner)[-1], "__code__", None)
         outer: Any = inner
-        if takes_self and not (variables or has_operations or has_skips):
-            return MethodType(inner, module), code  # there only to be noticed by compiled graphs
-        if not takes_self or has_operations or has_skips or has_arguments:
+        if takes_self and not (variables or has_operations or has_skips or has_arguments):
+            outer = _copy_function(original)  # there only to be noticed by compiled graphs
+        elif not takes_self or has_operations or has_skips or has_arguments:
             outer = functools.wraps(getattr(original, "__func__", original))(
                 self._stand_in(inner, takes_self, has_operations)
             )
@@ -280,6 +280,19 @@ class StandIn:
             copied.__dict__[self._place] = copy.deepcopy(self._own, memo)
         forward: Callable[..., Any] = getattr(copied, self._place)
         return forward
+
+
+def _copy_function(function: Any) -> Any:
+    """Give a function that does the same, and can be marked."""
+    copied = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(copied, function, updated=("__dict__",))
 
 
 def _with_self(signature: inspect.Signature) -> inspect.Signature:
