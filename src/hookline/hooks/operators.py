@@ -351,6 +351,20 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
     return hook_gradient(value, lambda grad: _pass_by(grad, key, f"{port}.grad{mark}{leaf}"), way)
 
 
+def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
+    """Show what a module gives, by the letters in `asked`; give what flows on in its place.
+
+    The letters: its value (v), its gradient (g), that of what it is a view of (m). All is decided
+    here, for what the compiler does not follow by itself it compiles sooner.
+    """
+    if torch.compiler.is_exporting():
+        return value
+    place = write_mode("output")
+    if "g" in asked and value.requires_grad and torch.is_grad_enabled():
+        return pass_both(value, key, place, "v" in asked, "made" if "m" in asked else "own")
+    return pass_one(value, key, place) if "v" in asked else value
+
+
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
     keep_decisions()
@@ -410,7 +424,8 @@ def ease_tracing() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if not _is_allowed and dynamo is not None:
         _is_allowed = True
-        for one in (pass_one, pass_both, hand_one, hand_both, hand_gradient, announce, note_change):
+        showing = (pass_one, pass_both, show_output)
+        for one in (*showing, hand_one, hand_both, hand_gradient, announce, note_change):
             dynamo.allow_in_graph(one)
 
 

@@ -30,6 +30,7 @@ from hookline.hooks.operators import (
     make_ready,
     pass_both,
     pass_one,
+    show_output,
     write_about,
     write_mode,
 )
@@ -192,6 +193,18 @@ class Traced:
             )
         self.way_in: Way = way_in
         """How gradients of what comes in are heard of."""
+        self.is_quiet = self.is_ready and inside is None and not (beginning or inputs)
+        """Whether nothing is asked before it returns."""
+        self.shown, self.asked = self._shorten()
+        """The key of the only one who asks, in passing, for its output, and what for; or None."""
+
+    def _shorten(self) -> tuple[Tensor | None, str]:
+        only = self.outputs[0] if len(self.outputs) == 1 else None
+        is_short = self.is_ready and self.inside is None and not self.ending
+        if not is_short or not isinstance(only, TracedEar) or not only.is_passing or only.leaf:
+            return None, ""
+        letters = {"v": only.values, "g": only.gradients, "m": self.way == "made"}
+        return only.key, "".join(one for one, is_so in letters.items() if is_so)
 
     def get_ready(self) -> None:
         """Have the compiler know what it may take as it is, if it came after the hooks."""
@@ -200,6 +213,8 @@ class Traced:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what a pre hook does."""
+        if self.is_quiet:
+            return None
         self.get_ready()
         self.begin()
         if not self.inputs:
@@ -252,6 +267,8 @@ class Traced:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
+        if self.shown is not None and isinstance(output, Tensor):
+            return show_output(output, self.shown, self.asked)
         self.get_ready()
         if self.inside is not None:
             self.inside.leave()
