@@ -166,3 +166,26 @@ def test_more_graphs_than_the_compiler_allows_run_eagerly(monkeypatch: pytest.Mo
         value = got["blocks.0.act"].output
         torch.testing.assert_close(value, run_eagerly(model, x)["blocks.0.act"].output)
         assert value.grad is not None
+
+
+def test_a_gradient_that_would_not_be_whole_is_not_given() -> None:
+    """What a graph makes of one of its outputs for another is not heard of outside."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.head(x)
+            return {"logits": logits, "loss": logits.square().sum()}
+
+    model, x = WithLoss(), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with (
+        pytest.warns(hl.HooklineWarning, match=r"one of several outputs of a compiled graph"),
+        hl.capture(model, "", "head", grads=True) as got,
+    ):
+        out = compiled(x)
+        (out["loss"] + out["logits"].sum()).backward()
+    torch.testing.assert_close(got["head"].output.grad, 2 * model.head(x) + 1)

@@ -162,7 +162,6 @@ def test_what_does_not_fit_is_told_when_the_graph_runs(name: str) -> None:
     with pytest.raises(hl.EditError) as error, hl.edit(compiled, {"fc1": action}):
         compiled(torch.ones(2, 3))
     assert str(error.value) == text
-    assert compiled(torch.ones(2, 3)).shape == (2, 2)
 
 
 def test_a_gradient_edit_that_does_not_fit_is_told_when_the_graph_runs() -> None:

@@ -29,6 +29,11 @@ NO_GRADIENT = {
         "the backward did not reach it: the loss does not depend on it, or it was detached",
         "include it in the loss, or drop it from the sites",
     ),
+    "beside a graph": (
+        "it is one of several outputs of a compiled graph, which may use it itself: what arrives "
+        "outside of the graph is not all of its gradient",
+        'ask for the gradient of the module inside that makes it, or compiled="eager"',
+    ),
     "no tensor": ("it held no tensor", "name another variable or operation"),
     "an argument": (
         "it is an argument of forward, or another name of one, and a pattern named it: a tap on "

@@ -81,8 +81,26 @@ def versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
     return found
 
 
+def _leave_out_partial(
+    asked: list[tuple[Listener, Visit]], output: Any
+) -> list[tuple[Listener, Visit]]:
+    """Drop those whose gradient would not be whole: of several outputs of a compiled graph.
+
+    The graph may make one of another, and what it does so is not heard of outside.
+    """
+    if isinstance(output, Tensor) or not asked:
+        return asked
+    makers = [one.grad_fn for _, one in _trees.leaves(output)]
+    graphs = [one for one in makers if type(one).__name__ == "CompiledFunctionBackward"]
+    if len(set(graphs)) == len(graphs):
+        return asked
+    for listener, visit in asked:
+        listener.no_gradient(visit, "output", None, "beside a graph")
+    return []
+
+
 def may_be_wired(
-    listeners: list[Listener], frame: Frame, port: str
+    listeners: list[Listener], frame: Frame, port: str, output: Any = None
 ) -> list[tuple[Listener, Visit]]:
     """List who can be promised gradients in this execution, with the visit they belong to."""
     asked = []
@@ -107,7 +125,7 @@ def may_be_wired(
                 visit.wired = set()
             visit.wired.add(port)
         asked.append((listener, visit))
-    return asked
+    return asked if output is None else _leave_out_partial(asked, output)
 
 
 def is_called_directly(running: FrameType) -> bool:

@@ -25,9 +25,7 @@ _LOOKING = ("pass_by", "hand_over", "hand_back", "note")
 _VALUE, _OTHER = 2, 3
 """Where the value stands among the arguments of a call, and what can stand there meanwhile."""
 _NEAR = 64
-"""How many nodes after a value its operator may be."""
-_LARGE = ("mm", "bmm", "convolution", "_scaled_dot_product")
-"""How the names of operations begin or end that no kernel of inductor's has other work with."""
+"""How many nodes on the first reader of a value may be for an operator to come after it."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
 """The graphs of forward and of backward."""
@@ -146,7 +144,7 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
             if value is None:
                 return False
             node.update_arg(_VALUE, value)
-            at = max(at, _find_place(value, others, order))
+            at = max(at, _find_first_reader(value, order))
         if any(user not in own and user.op != "output" for user in node.users):
             return False
         needed = [one for new in (node, *made) for one in new.all_input_nodes]
@@ -187,26 +185,17 @@ def _find(
     return copied
 
 
-def _find_place(value: fx.Node, others: list[fx.Node], order: dict[fx.Node, int]) -> int:
-    """Give the place of what an operator that looks at a value is to come after.
-
-    After the first who reads the value, which decides whether it is written to memory. And after
-    the next large operation, before which small ones are compiled together.
-    """
+def _find_first_reader(value: fx.Node, order: dict[fx.Node, int]) -> int:
+    """Give the place of what reads a value first, if near: it decides if the value is written."""
     start = order.get(value, 0)
-    found, views = [start], [value]
+    found, views = [start + _NEAR], [value]
     while views:
         for user in views.pop().users:
             if getattr(user.target, "is_view", False):
                 views.append(user)
             elif user in order and user.op != "output":
                 found.append(order[user])
-    first = min((one for one in found if start < one <= start + _NEAR), default=start)
-    for at in range(first, min(start + _NEAR, len(others) - 1)):
-        name = getattr(others[at].target, "_opname", "")
-        if name.endswith(_LARGE) or name.startswith(_LARGE):
-            return at
-    return first
+    return min(found) if min(found) < start + _NEAR else start
 
 
 @functools.cache

@@ -40,6 +40,11 @@ _GRAD = ".grad"
 _OUTPUT = ("output", (), False)
 """What an output is known by that is one tensor."""
 
+_NOT_WHOLE = (
+    "it is one of several outputs of a compiled graph, which may use it itself: what arrives "
+    "outside is not all of its gradient"
+)
+
 _TRANSFORMED = (
     "calls inside of `torch.func` (vmap, grad, jvp) are not measured: their values stand for many, "
     "or for none yet"
@@ -242,11 +247,12 @@ class WatchListener(Listener):
             self._views.clear()
 
     def no_gradient(self, visit: Visit, port: str, leaf: Path | None, reason: str) -> None:
-        if reason == "shared memory":
+        why = {"shared memory": _WHY_NOT, "beside a graph": _NOT_WHOLE}.get(reason)
+        if why is not None:
             address = format_place(
                 escape(self._name(self.station.path)), port, leaf or (), is_grad=True
             )
-            self.recorder.unmeasured.setdefault(address, _WHY_NOT)
+            self.recorder.unmeasured.setdefault(address, why)
 
     def _hears(self, visit: Visit) -> bool:
         if visit.is_recompute or _is_transformed():
