@@ -460,7 +460,7 @@ class Junction:
             if one is not None:
                 output = listener.on_output(one, module, args, kwargs, output)
         if plan.output_gradients:
-            asked = leave_out_partial(may_be_wired(plan.output_gradients, frame, "output"), output)
+            asked = may_be_wired(plan.output_gradients, frame, "output", output)
             if len(asked) == 1 and isinstance(output, Tensor) and not asked[0][0].leaf:
                 output = gradients.wire_one(output, *asked[0], frame.received)
             elif asked:
