@@ -398,6 +398,24 @@ def test_current_stream_is_known_by_its_address() -> None:
         assert _torch.raw_cuda_stream(_torch.current_cuda_device()) == side.cuda_stream
 
 
+def test_a_hook_can_be_put_before_others() -> None:
+    value, seen = torch.ones(2, requires_grad=True) * 2, list[str]()
+    value.register_hook(lambda grad: seen.append("first"))
+    _torch.add_first_tensor_hook(value, lambda grad: seen.append("later"))
+    value.sum().backward()
+    assert seen == ["later", "first"]
+
+
+def test_what_a_linear_layer_shows_is_known() -> None:
+    layer = nn.Linear(3, 3)
+    product = _torch.shown_product(layer(torch.ones(2, 2, 3)))
+    assert product is not None
+    assert product.shape == (4, 3)
+    assert _torch.shown_product(layer(torch.ones(2, 3))) is None
+    assert _torch.shown_product(layer(torch.ones(2, 2, 3))[0]) is None
+    assert _torch.shown_product((layer(torch.ones(2, 3)) * 2).view(-1)) is None
+
+
 def test_scale_of_a_scaler_is_a_tensor() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     assert _torch.gradient_scale(scaler) is None  # made with the first loss

@@ -29,6 +29,8 @@ from torch.utils.hooks import RemovableHandle
 
 _EFFECT: Any = effects._EffectType
 
+_TREES = "tree_manager_containers"
+
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""
 
@@ -133,6 +135,23 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     tensor._backward_hooks[key] = hook
 
 
+def add_first_tensor_hook(tensor: Tensor, hook: Any) -> None:
+    """Put a gradient hook on a tensor that runs before those it has."""
+    before = dict(tensor._backward_hooks or {})
+    tensor.register_hook(hook)
+    hooks: Any = tensor._backward_hooks
+    for key in before:  # torch calls them in the order they came into this dictionary
+        hooks[key] = hooks.pop(key)
+
+
+def shown_product(view: Tensor) -> Tensor | None:
+    """Give what a linear layer made, of which it gave a view; None for what is no such view."""
+    base = view._base
+    if base is None or base.numel() != view.numel():
+        return None
+    return base if type(base.grad_fn).__name__ == "AddmmBackward0" else None
+
+
 def storage_number(tensor: Tensor, held: dict[int, object]) -> int:
     """Give the number of a tensor's memory; what is put into `held` keeps others from having it.
 
@@ -192,6 +211,20 @@ def is_compile_forced_eager() -> bool:
 def is_capturing_cuda_graph(tensor: Tensor) -> bool:
     """Tell whether the tensor's stream is recording a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def has_cuda_graph_trees() -> bool:
+    """Tell whether the compiler makes CUDA graphs in this thread, or in the one it works for.
+
+    That the module is loaded says nothing: `torch._dynamo.reset()` loads it.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None:
+        return False
+    found = getattr(trees.local, _TREES, None)
+    if found is None and torch._C._is_key_in_tls(_TREES):
+        found = torch._C._get_obj_in_tls(_TREES)
+    return bool(found)
 
 
 def is_function_mode_on(mode: TorchFunctionMode) -> bool:

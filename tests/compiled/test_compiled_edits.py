@@ -248,6 +248,25 @@ def test_what_is_handed_back_is_edited_there_alone() -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3)], ids=["rows", "a view"])
+def test_what_is_written_over_has_its_gradient_before_edits_of_what_made_it(
+    shape: tuple[int, ...],
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x, found = torch.randn(shape), []
+    for one in (copy.deepcopy(model), compiled):
+        with (
+            hl.edit(one, {"0:output.grad": hl.scale(3)}),
+            hl.capture(one, "1:input.grad", "0:output.grad") as got,
+        ):
+            one(x).square().sum().backward()
+        found.append((got["1:input.grad"]["input"], got["0:output.grad"]))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(found[1][0] * 3, found[1][1])
+
+
 @pytest.mark.parametrize(("reentrant", "action"), [(False, "scale number"), (True, "add tensor")])
 def test_a_recompute_inside_the_graph_sees_the_edit(reentrant: bool, action: str) -> None:
     # The eager report counts the recompute too.

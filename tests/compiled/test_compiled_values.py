@@ -265,7 +265,7 @@ def test_views_made_together_need_not_all_have_a_gradient() -> None:
         {"clone": True},
         {"this_thread": True},
     ],
-    ids=lambda one: next(iter(one)),
+    ids=" and ".join,
 )
 def test_options_mean_what_they_mean_in_an_eager_run(options: dict[str, Any]) -> None:
     _, got = compare(Twice(), "fc", run=two_calls, grads=True, **options)

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from hookline._errors import UnsupportedModel
 from hookline._torch import (
+    add_first_tensor_hook,
     graph_task_id,
     is_capturing_cuda_graph,
     is_recomputed,
     register_effectful,
     run_uncompiled,
     save_in_checkpoint,
+    shown_product,
 )
 from hookline._trees import Path
 from hookline.hooks.inductor import keep_decisions
@@ -281,10 +283,8 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
     """
     if way == "part" or value.is_leaf:
         value = value.view_as(value)
-    base = value._base
-    is_made = base is not None and type(base.grad_fn).__name__ == "AddmmBackward0"
-    has_view = way in ("made", "spent") and is_made
-    if base is None or not has_view or base.numel() != value.numel():
+    base = shown_product(value) if way in ("made", "spent") else None
+    if base is None:
         _register(value, change, way)
         return value
     shape = value.shape
@@ -298,12 +298,14 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
 
 
 def _register(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], way: Way) -> None:
-    # One of several tensors made at once has no gradient where only others have one.
-    handle = tensor.register_hook(lambda grad: None if grad is None else hook(grad))
-    if way == "spent":
-        # What made the tensor has its hooks on it already, and comes later in backward.
-        hooks: Any = tensor._backward_hooks
-        hooks.move_to_end(handle.id, last=False)
+    def hear(grad: Tensor | None) -> Tensor | None:
+        # One of several tensors made at once has no gradient where only others have one.
+        return None if grad is None else hook(grad)
+
+    if way == "spent":  # what made the tensor has its hooks on it, and comes later in backward
+        add_first_tensor_hook(tensor, hear)
+    else:
+        tensor.register_hook(hear)
 
 
 class _HandIn(torch.autograd.Function):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
 
 
+def _give_back(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class _Edited:
     """A parameter while it is edited: the real one, and what each edit made of it in turn."""
 
@@ -120,7 +124,9 @@ class ParameterListener:
                 made_on = known.steps[position - 1][1] if position else known.original
         visit = Visit(self._station, call, 0)
         at = At(visit, self.site.module, "parameter")
-        new = self._run(visit, at, made_on)
+        # What the edit saves is none of the region's: the first time it was made before that began.
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _give_back):
+            new = self._run(visit, at, made_on)
         self._put(made_on if new is KEEP else new)
         return lambda: self._put(before)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._torch import graph_task_id, is_functorch_active, is_tracing
+from hookline._torch import graph_task_id, has_cuda_graph_trees, is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
@@ -23,7 +23,6 @@ from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
-from hookline.watchers.replayed import has_cuda_graphs
 from hookline.watchers.swift_ears import make_swift_ear
 from hookline.watchers.units import choose_probe
 
@@ -217,7 +216,7 @@ class WatchListener(Listener):
                 number = self._meet(key, tensor)
                 if is_output and self.probe is not None:
                     recorder.units.meet(number, self.probe, tensor)
-            if tensor.is_cuda and has_cuda_graphs():
+            if tensor.is_cuda and has_cuda_graph_trees():
                 recorder.measure_in_slot(ear_key, place, number, tensor)
                 return
             recorder.measure_passing(number, tensor)

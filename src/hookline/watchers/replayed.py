@@ -7,7 +7,6 @@ come together there.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +18,6 @@ from hookline.hooks.operators import MOST_PLACES
 
 _TOGETHER = 1024
 """Slots that are made, and taken, together."""
-
-
-def has_cuda_graphs() -> bool:
-    """Tell whether the compiler has ever made a CUDA graph in this process."""
-    return "torch._inductor.cudagraph_trees" in sys.modules
 
 
 def _apart(device: torch.device, make: Callable[[], Any]) -> Any:
