@@ -182,10 +182,13 @@ def test_a_gradient_that_would_not_be_whole_is_not_given() -> None:
 
     model, x = WithLoss(), torch.ones(2, 3)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with (
-        pytest.warns(hl.HooklineWarning, match=r"one of several outputs of a compiled graph"),
-        hl.capture(model, "", "head", grads=True) as got,
-    ):
-        out = compiled(x)
-        (out["loss"] + out["logits"].sum()).backward()
+
+    def run() -> hl.Captured:
+        with hl.capture(model, "", "head", grads=True) as got:
+            out = compiled(x)
+            (out["loss"] + out["logits"].sum()).backward()
+        return got
+
+    with pytest.warns(hl.HooklineWarning, match=r"one of several outputs of a compiled graph"):
+        got = run()
     torch.testing.assert_close(got["head"].output.grad, 2 * model.head(x) + 1)

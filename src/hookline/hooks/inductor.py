@@ -87,21 +87,20 @@ def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Par
         return part(joint)
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)  # done again later, when names have to stay
-    before = fx.GraphModule(joint, copy.deepcopy(joint.graph))
-    known = {node.name: node for node in before.graph.nodes}
+    before = copy.deepcopy(joint.graph)
+    known = {node.name: node for node in before.nodes}
     values = {
         node.name: known[node.args[_VALUE].name]
         for node in joint.graph.nodes
         if _is_looking(node) and node.args[_VALUE].op != "placeholder"
     }
     _set_aside(joint.graph, values)
-    joint.recompile()
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
             one.recompile()
         return parts
-    return part(before)
+    return part(fx.GraphModule(joint, before))
 
 
 def _is_looking(node: fx.Node) -> bool:
