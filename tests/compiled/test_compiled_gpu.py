@@ -159,10 +159,8 @@ def test_several_forwards_before_a_backward(mode: str) -> None:
     inputs = [torch.randn(3, 6, device="cuda") for _ in range(3)]
     expected = run_eagerly(model, *inputs)
     compiled = torch.compile(model, fullgraph=True, mode=None if mode == "default" else mode)
-    losses = []
     with hl.capture(model, "blocks.**", grads=True) as got:
-        for one in inputs:
-            losses.append(compiled(one).square().sum())
+        losses = [compiled(one).square().sum() for one in inputs]
         torch.stack(losses).sum().backward()
     assert_same(got, expected, 2)
 
