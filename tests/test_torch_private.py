@@ -436,3 +436,25 @@ def test_storage_number_is_shared_by_aliases_and_not_given_again() -> None:
     others |= {_torch.storage_number(torch.zeros(100), held) for _ in range(50)}
     assert number not in others
     assert len(others) == 100
+
+
+def test_inductor_is_noticed_when_it_is_loaded() -> None:
+    import torch._inductor.compile_fx  # noqa: F401
+
+    assert _torch.has_inductor()
+
+
+def test_cuda_graphs_are_noticed_when_they_are_made_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import cudagraph_trees as trees
+
+    monkeypatch.setattr(trees.local, "tree_manager_containers", {})
+    assert not _torch.has_cuda_graph_trees()
+    trees.get_container(0)
+    assert _torch.has_cuda_graph_trees()
+    seen: list[bool] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(_torch.has_cuda_graph_trees()))
+    x.sum().backward()
+    assert seen == [True]

@@ -35,9 +35,8 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "autocast"])
-def test_inductor_gives_the_same_bits(dtype: str) -> None:
-    options: Any = {"device": "cpu", "dtype": dtype, "mode": "default", "steps": 4}
+def test_inductor_gives_the_same_bits() -> None:
+    options: Any = {"device": "cpu", "dtype": "autocast", "mode": "default", "steps": 4}
     plain = Outcome(**options, is_watched=False)
     watched = Outcome(**options, is_watched=True)
     assert compare_outcomes(plain, watched) == SAME
@@ -119,7 +118,7 @@ def _plain(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     ids=["watch", "gradients", "inputs"],
 )
 def test_graphs_are_those_of_the_model_alone(watch: Any) -> None:
-    model, tokens = SmallGPT().bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
+    model, tokens = SmallGPT(blocks=1).bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
     alone = _graphs(_plain, model, tokens)
     seen = _graphs(watch, model, tokens)
     assert len(alone) == len(seen) == 2
@@ -154,7 +153,7 @@ def test_values_that_nobody_needs_are_seen_too() -> None:
 
 def test_values_are_not_kept_longer_than_alone() -> None:
     """What backward gets from forward is what it gets without a watch, and keys beside."""
-    model, tokens = SmallGPT().bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
+    model, tokens = SmallGPT(blocks=1).bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
     sizes = []
     for watch in (_plain, lambda model: hl.watch(model, **SPARING)):
         forward, _ = _graphs(watch, model, tokens)

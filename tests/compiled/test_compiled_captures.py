@@ -154,9 +154,8 @@ def test_a_break_in_the_graph_loses_nothing() -> None:
     assert got["first"].output.grad is not None
 
 
-def test_more_graphs_than_the_compiler_allows_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", False)
+@torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False)
+def test_more_graphs_than_the_compiler_allows_run_eagerly() -> None:
     model = Stack(1)
     compiled = torch.compile(model, backend="aot_eager")
     for size in (2, 3, 4, 5, 6):

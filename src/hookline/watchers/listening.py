@@ -101,6 +101,7 @@ class WatchListener(Listener):
         self.with_inference = with_inference
         self.taps_arguments = False
         self.hooks_views = True
+        self.is_light = site.port == "output" and not site.leaf  # until it is more than a tensor
         self._views: dict[Path, tuple[Tensor, int]] = {}
         """The latest views that were hooked: what shares their version, and the version then."""
         self._prefix = prefix
@@ -146,7 +147,10 @@ class WatchListener(Listener):
             if recorder.tell_begin is not None and has_grad:
                 recorder.tell_begin()
             if self.is_due and recorder.is_on and (has_grad or self.with_inference):
-                self._measure_output(output)
+                if self.value_site >= 0:
+                    self._measure_output(output)
+                else:
+                    self._measure_one("output", (), output, is_grad=False)
         except Exception as error:
             recorder.guard.take(error)
 
