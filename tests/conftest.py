@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -21,6 +23,15 @@ hypothesis.settings.load_profile("hookline")
 def seed_torch() -> None:
     """Give each test the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freeze_what_is_there() -> Iterator[None]:
+    """Have the collector look at what a file's tests make, not at all that was loaded before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -237,15 +237,25 @@ def register_effectful(operator: Any) -> None:
     effects._register_effectful_op(operator, _EFFECT.ORDERED)
 
 
-def run_uncompiled(function: Any) -> Any:
-    """Have the compiler leave a function and what it calls alone where it is run, not traced.
+def run_uncompiled(function: Any, *, is_deep: bool = True) -> Any:
+    """Have the compiler leave a function alone where it is run, not traced; what it calls too.
 
     Hooks of a compiled module's root run beside the graph, but under the compiler's eyes.
     """
-    skip = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, skip if is_deep else default)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def leave_uncompiled(function: Any) -> Any:
+    """Have the compiler leave a function alone that it would trace: a graph ends before its call.
+
+    The mark that `torch.compiler.disable` sets, which would load the compiler.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "what is watched is written down outside of graphs"
+    return run_uncompiled(function)
 
 
 def settle_when_traced(function: Any) -> Any:

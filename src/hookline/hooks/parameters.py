@@ -124,9 +124,7 @@ class ParameterListener:
                 made_on = known.steps[position - 1][1] if position else known.original
         visit = Visit(self._station, call, 0)
         at = At(visit, self.site.module, "parameter")
-        # What the edit saves is none of the region's: the first time it was made before that began.
-        with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _give_back):
-            new = self._run(visit, at, made_on)
+        new = self._run(visit, at, made_on)
         self._put(made_on if new is KEEP else new)
         return lambda: self._put(before)
 
@@ -218,7 +216,10 @@ class ParameterListener:
         if self.site.is_grad:
             with torch.no_grad():
                 return observing.run(self.session, visit, at.address, self.function, value, at)
-        return observing.run(self.session, visit, at.address, self.function, value, at)
+        # What the edit saves for backward is none of a checkpointed region's, which counts what it
+        # saves: a region inside the model, or one around it.
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _give_back):
+            return observing.run(self.session, visit, at.address, self.function, value, at)
 
 
 class LazyStart(Listener):

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from hookline._torch import run_uncompiled
+
 
 class CallHearer(Protocol):
     """Whoever wants to know of outermost calls."""
@@ -82,7 +84,9 @@ class CallTap:
             self._hearer.end(module, result)
             return result
 
-        return call
+        # Else a graph would begin here, around torch's own call and the hooks in it.
+        tapped: Callable[..., Any] = run_uncompiled(call, is_deep=False)
+        return tapped
 
     def _make_compile(self, own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from hookline._torch import gradient_scale, graph_task_id
+from hookline._torch import gradient_scale, graph_task_id, leave_uncompiled, run_uncompiled
 from hookline.watchers.guarding import Guard
 
 
@@ -97,10 +98,12 @@ class Clock:
                     one.undo()
                 Clock._replacements = []
 
+    @leave_uncompiled
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         has_closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         self.tell(self._hearer.before_step, optimizer, has_closure=has_closure)
 
+    @leave_uncompiled
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.steps_heard += 1
         self.tell(self._hearer.after_step, optimizer)
@@ -147,8 +150,11 @@ class _Replacement:
         self._is_active = True
 
         @functools.wraps(own)
+        @run_uncompiled
         def told(*args: Any, **kwargs: Any) -> Any:
-            return tell(own, *args, **kwargs) if self._is_active else own(*args, **kwargs)
+            if is_compiling() or not self._is_active:
+                return own(*args, **kwargs)
+            return tell(own, *args, **kwargs)
 
         self._put = told
         setattr(owner, name, told)
