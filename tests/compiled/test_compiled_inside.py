@@ -263,3 +263,18 @@ def test_an_operation_the_compiler_does_not_show_is_refused() -> None:
     compiled = torch.compile(nn.Sequential(Inner()), backend="aot_eager")
     with pytest.raises(hl.UnsupportedModel, match="does not show"):
         hl.capture(compiled, "0/pad").__enter__()
+
+
+class Unpacking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x
+        return first + second
+
+
+def test_an_operation_that_only_the_compiler_does_is_reported() -> None:
+    compiled = torch.compile(Unpacking(), backend="aot_eager")
+    with (
+        pytest.warns(hl.HooklineWarning, match=r"/unbind: never called: .*unpacked.*eager"),
+        hl.capture(compiled, "/unbind"),
+    ):
+        compiled(torch.randn(2, 3))

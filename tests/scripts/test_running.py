@@ -258,6 +258,27 @@ def test_compiled_model_is_watched_inside(run_here: RunHere, tmp_path: Path, kin
     assert not [note for note in run.document("notes")["notes"] if "compile" in note]
 
 
+def test_operation_is_found_where_the_compiled_model_has_a_name_of_its_own(
+    run_here: RunHere,
+) -> None:
+    torch._dynamo.reset()
+    done = run_here(
+        "class Root(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.fc = torch.nn.Linear(8, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x).sqrt()\n"
+        "model = Root()\n"
+        "call = torch.compile(model, backend='aot_eager', fullgraph=True)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for _ in range(2):\n"
+        "    call(x).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    assert "/sqrt made the first NaN at step 0" in done.out + done.err
+
+
 def test_loss_of_the_script_is_named_by_its_line(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,3 +177,24 @@ def test_a_watch_may_begin_before_the_compiler_is_loaded() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[8.0, 8.0, 8.0]"
+
+
+def test_a_step_that_is_compiled_as_a_whole_is_watched() -> None:
+    """Forward, backward and the optimizer in one function: its graphs break, and all is heard."""
+
+    def loop(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+        inner = getattr(model, "_orig_mod", model)
+
+        def step(batch: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = inner(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        if inner is not model:
+            step = torch.compile(step, backend="aot_eager")
+        return [step(batch) for batch in batches(4, 3)]
+
+    twins = train_twins(Stack, loop, wrap, strict=True)
+    assert_same_rows(twins.eager, twins.compiled, rel=1e-3)  # AdamW's sums are compiled as well

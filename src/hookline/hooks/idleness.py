@@ -38,6 +38,13 @@ def why_idle(listener: Listener, most_seen: int) -> Reason:
     more = ", ..." if len(shown) > _MOST_NAMES else ""
     these = f"; these did: {', '.join(shown[:_MOST_NAMES])}{more}" if shown else ""
     path = escape(listener.station.path)
+    session, station = listener.session, listener.station
+    if session.is_in_graph(station) or session.begins_graph(station):
+        return Reason(
+            f"no operation of that name was traced in the module's own forward{these}",
+            "the compiler does some by itself, as where a tensor is unpacked; all are heard where "
+            'the model is run eagerly: compiled="eager"',
+        )
     return Reason(
         f"no operation of that name was called by the module's own forward{these}",
         f"see print(hl.source(model, '{path}', example=x)); what a module inside it calls is "

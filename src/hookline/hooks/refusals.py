@@ -17,11 +17,20 @@ def attachable(model: object) -> ModuleTree:
     """Give the model's tree of modules; raise for what is no model, or runs no Python."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(
-            f"a model is a torch.nn.Module; this is {type(model).__qualname__}. "
-            "For one tensor there is hl.register_hook(tensor, fn)."
+            f"a model is a torch.nn.Module; this is {type(model).__qualname__}. {hint_for(model)}"
         )
     refuse_running(model, "")
     return ModuleTree(model)
+
+
+def hint_for(thing: object) -> str:
+    """Say what to give in the place of something that is no model."""
+    if type(thing).__name__ == "ExportedProgram":
+        return (
+            "torch.export.unflatten(program) has the modules of the model that was exported, "
+            "program.module() its operations in one forward; both can be attached to."
+        )
+    return "For one tensor there is hl.register_hook(tensor, fn)."
 
 
 def refuse_running(module: nn.Module, path: str) -> None:

@@ -35,8 +35,8 @@ _WITHOUT_GRAD = (
 )
 
 _WITHOUT_INPUTS = (
-    "the inputs are not kept: the model was called inside a function that is compiled, and what "
-    "with stays in there"
+    "the inputs are not kept: the call of the model is compiled together with it, and its "
+    "arguments stay in the graph"
 )
 
 

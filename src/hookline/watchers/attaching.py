@@ -12,7 +12,7 @@ from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline.addresses import Selector, Site, resolve
 from hookline.addresses.variables import has_forward
 from hookline.hooks.functions import check_leaf
-from hookline.hooks.refusals import leave_out_lazy
+from hookline.hooks.refusals import hint_for, leave_out_lazy
 from hookline.hooks.sessions import Session
 from hookline.watchers.listening import CallListener, ReturnListener, WatchListener
 from hookline.watchers.options import Options
@@ -35,7 +35,7 @@ def name_models(models: Models) -> dict[str, nn.Module]:
         return {f"{number}.": model for number, model in enumerate(models)}
     raise TypeError(
         f"hl.watch takes a model, a list of models or a dict of them by name, "
-        f"not {type(models).__qualname__}"
+        f"not {type(models).__qualname__}. {hint_for(models)}"
     )
 
 

@@ -35,8 +35,8 @@ _MOST_BYTES = 1 << 28
 """Bytes of gradients that are held for one step; those of larger outputs are let go."""
 
 _UNSEEN = (
-    "the operation behind a value that is not finite was not looked for: the model was called "
-    "inside a function that is compiled, and what with stays in there"
+    "the operation behind a value that is not finite was not looked for: the call of the model is "
+    "compiled together with it, and its arguments stay in the graph"
 )
 _EAGERLY = "the step was run again without torch.compile to find the operation"
 
