@@ -1,4 +1,4 @@
-"""Programs that torch.export made: their modules, their operations, and exporting what is hooked."""
+"""Programs of torch.export: their modules, their operations, and exporting what is hooked."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from ranks import run_on_ranks
 from small_models import Net, is_clean
 from torch.nn.parallel import DistributedDataParallel
-from traps.ranks import run_on_ranks
 
 import hookline as hl
 
