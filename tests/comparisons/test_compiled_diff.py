@@ -126,6 +126,21 @@ def test_what_is_wrong_without_the_compiler_too_is_confirmed_there() -> None:
     assert any("eps" in cause for cause in found.causes)
 
 
+class Detached(Block):
+    """A layer through which no gradient flows but past it; the forward is the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.norm(x).detach())))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_backward_that_is_wrong_is_of_the_module_around(is_compiled: bool) -> None:
+    model, other = make(), make()
+    other[1].__class__ = Detached
+    call = torch.compile(other, backend="aot_eager") if is_compiled else other
+    assert hl.diff(model, call, (X,), loss=square).first == "1"
+
+
 def test_recordings_show_it_too(tmp_path: Path) -> None:
     model = make()
     hl.record(model, tmp_path / "eager", (X,), loss=square)

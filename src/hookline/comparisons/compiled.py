@@ -31,7 +31,9 @@ def confirm_compiled(difference: Difference, pair: Pair, compare_eagerly: Again)
         eager, again = compare_eagerly()
         if eager.same:
             return replace(difference, causes=(_BY_COMPILER, *difference.causes))
-        if (eager.first, eager.direction) == (difference.first, difference.direction):
+        # Without graphs more gradients are heard, so it may be known to be a module around's own.
+        is_within = f"{difference.first}.".startswith(f"{eager.first}." if eager.first else "")
+        if is_within and eager.direction == difference.direction:
             found = confirm(eager, pair, again)
             return replace(found, notes=(*found.notes, _NOT_BY_COMPILER))
     where = f"`{eager.first}`" if eager.first else "the model's own code"

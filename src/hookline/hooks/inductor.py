@@ -27,6 +27,9 @@ _VALUE, _OTHER = 2, 3
 _NEAR = 64
 """How many nodes on the first reader of a value may be for an operator to come after it."""
 
+_WITH_PYTHON = ("hand_over", "hand_back", "hand_in", "carry", "note")
+"""The operators that need Python every time; what a CUDA graph replays has none."""
+
 Parts = tuple[fx.GraphModule, fx.GraphModule]
 """The graphs of forward and of backward."""
 
@@ -41,6 +44,20 @@ def keep_decisions() -> None:
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
         _copy_unwritten()
+
+
+def keep_python() -> None:
+    """Have the operators that need Python run between CUDA graphs, and not be recorded in them.
+
+    Called while one of them is traced. It stays so: a backward is compiled when it first runs.
+    """
+    config = _config() if has_inductor() else None
+    if config is None or not config.triton.cudagraphs:
+        return
+    known = getattr(config, "custom_should_partition_ops", None)
+    missing = [one for one in map("hookline::{}".format, _WITH_PYTHON) if one not in (known or ())]
+    if known is not None and missing:
+        config.custom_should_partition_ops = [*known, *missing]
 
 
 def _leave_others() -> None:
@@ -204,6 +221,10 @@ def _copy_unwritten() -> None:
     To whoever else reads it, it is what it is without them: it flows on as it was computed.
     """
     from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    # Nobody else has to see the call when it is made, and torch's way to it takes half of its time.
+    passing = torch.ops.hookline.pass_by.default
 
     def lower(called: Any, value: Any, *others: Any) -> Any:
         _leave_others()  # a graph without backward is not parted
@@ -213,7 +234,10 @@ def _copy_unwritten() -> None:
         if isinstance(data, ir.StorageBox) and isinstance(data.data, ir.Pointwise):
             value = lowering.clone(value)
             value.realize()
-        return lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
+        given = lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
+        if called is passing and not V.graph.cpp_wrapper:
+            V.graph.operations[-1].python_kernel_name = "torch.ops.hookline.pass_by.run"
+        return given
 
     for name in _LOOKING:
         called = getattr(torch.ops.hookline, name).default

@@ -30,7 +30,7 @@ from hookline._torch import (
     shown_product,
 )
 from hookline._trees import Path
-from hookline.hooks.inductor import keep_decisions
+from hookline.hooks.inductor import keep_decisions, keep_python
 
 _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
@@ -252,6 +252,7 @@ def _copy(value: Tensor, *_: Any) -> Tensor:
 
 
 _library = _make_library()
+torch.ops.hookline.pass_by.run = _pass  # what inductor calls: see `hooks.inductor`
 _pass_by = torch.ops.hookline.pass_by.default
 """Show a value to the ear with a key, and go on."""
 _hand = torch.ops.hookline.hand_over.default
@@ -336,6 +337,7 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Show a value; give what flows on in its place."""
     keep_decisions()
     if is_recomputed():
+        keep_python()
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
     _pass_by(value.detach(), key, place)
@@ -346,6 +348,7 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
     keep_decisions()
     if is_recomputed():
+        keep_python()
         return _hand_in_both(value, key, place)
     if has_value:
         _pass_by(value.detach(), key, place)
@@ -370,6 +373,7 @@ def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
     keep_decisions()
+    keep_python()
     if is_recomputed():
         if value.requires_grad and torch.is_grad_enabled():
             return _hand_in_both(value, key, place)
@@ -382,6 +386,7 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
     keep_decisions()
+    keep_python()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(value.detach(), key, place)
@@ -391,6 +396,7 @@ def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tenso
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     """Give the gradient of a value away when it comes; give what flows on in its place."""
     keep_decisions()
+    keep_python()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(key, key, place)
@@ -400,6 +406,7 @@ def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
 def announce(key: Tensor, place: str) -> None:
     """Say that an execution begins or ends; in a checkpointed region its values have to tell."""
     if not is_recomputed() and not torch.compiler.is_exporting():
+        keep_python()
         _hand(key, key, place)
 
 
@@ -408,6 +415,7 @@ def note_change(key: Tensor, place: str, shape: Sequence[int], operand: Tensor) 
 
     In a checkpointed region that is said by carrying the operand there.
     """
+    keep_python()
     if not is_recomputed():
         _note_shape(key, place, shape)
         return operand
