@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -20,10 +21,14 @@ from torch import fx
 
 from hookline._torch import has_inductor
 
+BETWEEN = "\x1c"
+"""What stands between the places of several values that are shown in one call."""
 _LOOKING = ("pass_by", "hand_over", "hand_back", "note")
 """The operators that are given a value to look at, or a key alone."""
 _VALUE, _OTHER = 2, 3
 """Where the value stands among the arguments of a call, and what can stand there meanwhile."""
+_TOGETHER, _MOST_BYTES = 8, 1 << 28
+"""How many values are shown in one call, and how many bytes of them are held for that."""
 _NEAR = 64
 """How many nodes on the first reader of a value may be for an operator to come after it."""
 
@@ -115,6 +120,7 @@ def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Par
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
+            _show_together(one.graph)
             one.recompile()
         return parts
     return part(fx.GraphModule(joint, before))
@@ -171,6 +177,67 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
     return True
 
 
+def _show_together(graph: fx.Graph) -> None:
+    """Have values that come one after the other shown in one call, for a call takes its time."""
+    group: list[fx.Node] = []
+    held = 0
+    for node in list(graph.nodes):
+        if _is_looking(node) and node.args[1]._opname == "pass_by":
+            size = _count_bytes(node.args[_VALUE])
+            if group and (len(group) == _TOGETHER or held + size > _MOST_BYTES):
+                _join(graph, group)
+                group, held = [], 0
+            group.append(node)
+            held += size
+        elif group and _ends_group(node):
+            _join(graph, group)
+            group, held = [], 0
+    _join(graph, group)
+
+
+def _count_bytes(value: fx.Node) -> int:
+    """Give the bytes of a value, as far as its shape is known; none of what is held anyway."""
+    shown = value.meta.get("val")
+    if value.op == "placeholder" or not isinstance(shown, torch.Tensor):
+        return 0
+    sizes = [size if isinstance(size, int) else 1 for size in shown.shape]
+    return math.prod(sizes) * shown.element_size()
+
+
+def _ends_group(node: fx.Node) -> bool:
+    """Tell whether no value may be shown later than this: it has an effect, or writes to memory."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return bool(node.target._schema.is_mutable)
+
+
+def _join(graph: fx.Graph, group: list[fx.Node]) -> None:
+    """Put one call in the place of the last of some that follow each other."""
+    if len(group) < 2:
+        return
+    first, last = group[0], group[-1]
+    values, keys, places = zip(*(node.args[_VALUE:] for node in group), strict=True)
+    with graph.inserting_before(last):
+        together = graph.call_function(
+            torch.ops.higher_order.with_effects,
+            (
+                first.args[0],
+                torch.ops.hookline.pass_all.default,
+                list(values),
+                list(keys),
+                BETWEEN.join(places),
+            ),
+        )
+    together.meta = dict(last.meta)
+    last.replace_all_uses_with(together)
+    for node in reversed(group):
+        for token in list(node.users):
+            graph.erase_node(token)
+        graph.erase_node(node)
+
+
 def _is_ours(node: fx.Node) -> bool:
     """Tell whether a node calls one of the operators, or is a part of what that gives."""
     if node.target is operator.getitem:
@@ -223,23 +290,26 @@ def _copy_unwritten() -> None:
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
-    # Nobody else has to see the call when it is made, and torch's way to it takes half of its time.
-    passing = torch.ops.hookline.pass_by.default
-
-    def lower(called: Any, value: Any, *others: Any) -> Any:
-        _leave_others()  # a graph without backward is not parted
+    def write(value: Any) -> Any:
         data = value.data
         while isinstance(data, ir.BaseView):
             data = data.data
         if isinstance(data, ir.StorageBox) and isinstance(data.data, ir.Pointwise):
             value = lowering.clone(value)
             value.realize()
+        return value
+
+    def lower(called: Any, value: Any, *others: Any) -> Any:
+        _leave_others()  # a graph without backward is not parted
+        value = list(map(write, value)) if isinstance(value, list) else write(value)
         given = lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
-        if called is passing and not V.graph.cpp_wrapper:
-            V.graph.operations[-1].python_kernel_name = "torch.ops.hookline.pass_by.run"
+        if called._opname in ("pass_by", "pass_all") and not V.graph.cpp_wrapper:
+            # Nobody else has to see the call, and torch's way to it takes half of its time.
+            name = f"torch.ops.hookline.{called._opname}.run"
+            V.graph.operations[-1].python_kernel_name = name
         return given
 
-    for name in _LOOKING:
+    for name in (*_LOOKING, "pass_all"):
         called = getattr(torch.ops.hookline, name).default
         lowered = functools.wraps(lower)(functools.partial(lower, called))
         lowering.register_lowering(called, type_promotion_kind=None)(lowered)

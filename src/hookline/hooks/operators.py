@@ -30,7 +30,7 @@ from hookline._torch import (
     shown_product,
 )
 from hookline._trees import Path
-from hookline.hooks.inductor import keep_decisions, keep_python
+from hookline.hooks.inductor import BETWEEN, keep_decisions, keep_python
 
 _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
@@ -122,6 +122,12 @@ class Ear:
     def hear(self, tensor: Tensor, place: Place) -> None:
         """Receive a value or a gradient (its port ends in `.grad`), in passing."""
 
+    @classmethod
+    def hear_all(cls, heard: Sequence[tuple[Any, Tensor, Place]]) -> None:
+        """Have ears of this kind receive values that come together."""
+        for ear, tensor, place in heard:
+            ear.hear(tensor, place)
+
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         """Receive a value; give who is to be told its gradient."""
         self.hear(tensor, place)
@@ -164,6 +170,33 @@ def _pass(value: Tensor, key: Tensor, place: str) -> None:
     ear = _ears.get(key.data_ptr())
     if ear is not None:
         ear.hear(value, read_place(place))
+
+
+@functools.cache
+def _read_places(text: str) -> tuple[Place, ...]:
+    return tuple(map(read_place, text.split(BETWEEN)))
+
+
+@run_uncompiled
+def _pass_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> None:
+    """Show several values at once; the compiler puts this in the place of several calls."""
+    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(values[0]):
+        for value, key, place in zip(values, keys, _read_places(places), strict=True):
+            _record(value, key, place)
+        return
+    heard: list[tuple[Ear, Tensor, Place]] = []
+    kind: type[Ear] | None = None
+    for value, key, place in zip(values, keys, _read_places(places), strict=True):
+        ear = _ears.get(key.data_ptr())
+        if ear is None:
+            continue
+        if type(ear) is not kind and kind is not None:
+            kind.hear_all(heard)
+            heard = []
+        kind = type(ear)
+        heard.append((ear, value, place))
+    if kind is not None:
+        kind.hear_all(heard)
 
 
 def _refuse_recording() -> NoReturn:
@@ -222,6 +255,7 @@ def _make_library() -> Any:
     # What they do, and what the compiler runs on tensors without content.
     operators: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
         "pass_by": ("(Tensor value, Tensor key, str place) -> ()", _pass, _nothing),
+        "pass_all": ("(Tensor[] values, Tensor[] keys, str places) -> ()", _pass_all, _nothing),
         "hand_over": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
         "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
         "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
@@ -230,11 +264,11 @@ def _make_library() -> Any:
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
     for name, (schema, run, fake) in operators.items():
-        is_unsafe = name != "pass_by"  # in a CUDA graph: it needs Python each time
+        is_unsafe = not name.startswith("pass")  # in a CUDA graph: it needs Python each time
         library.define(name + schema, tags=(torch.Tag.cudagraph_unsafe,) if is_unsafe else ())
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
-    for name in ("pass_by", "hand_over", "hand_back", "note"):
+    for name in ("pass_by", "pass_all", "hand_over", "hand_back", "note"):
         register_effectful(getattr(torch.ops.hookline, name).default)
     return library
 
@@ -253,6 +287,7 @@ def _copy(value: Tensor, *_: Any) -> Tensor:
 
 _library = _make_library()
 torch.ops.hookline.pass_by.run = _pass  # what inductor calls: see `hooks.inductor`
+torch.ops.hookline.pass_all.run = _pass_all
 _pass_by = torch.ops.hookline.pass_by.default
 """Show a value to the ear with a key, and go on."""
 _hand = torch.ops.hookline.hand_over.default

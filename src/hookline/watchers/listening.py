@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -200,34 +200,42 @@ class WatchListener(Listener):
 
     def on_passing(self, place: Place, tensor: Tensor, ear_key: Tensor) -> None:
         """Measure a value or a gradient in a compiled graph, whose memory is used again at once."""
-        recorder, port = self.recorder, place.port
-        is_grad = port.endswith(_GRAD)
+        recorder = self.recorder
         try:
-            if not is_grad:
-                if graph_task_id() != -1 and checkpoints.is_recompute():
-                    return
-                has_grad = place.has_grad or self._is_in_training()
-                if has_grad and recorder.tell_begin is not None:
-                    recorder.tell_begin()
-                if not (has_grad or self.with_inference):
-                    return
-            if not (self.is_due and recorder.is_on and self.session.is_open):
-                return
-            key = (port.removesuffix(_GRAD), place.leaf, is_grad)
-            number = self._ids.get(key)
-            is_output = key == _OUTPUT
+            number = self.meet_passing(place, tensor)
             if number is None:
-                number = self._meet(key, tensor)
-                if is_output and self.probe is not None:
-                    recorder.units.meet(number, self.probe, tensor)
+                return
             if tensor.is_cuda and has_cuda_graph_trees():
                 recorder.measure_in_slot(ear_key, place, number, tensor)
                 return
             recorder.measure_passing(number, tensor)
+            is_output = self.probe is not None and place.port == "output" and not place.leaf
             if is_output and self.probe is not None and recorder.units.is_on:
                 recorder.units.look(number, self.probe, tensor)
         except Exception as error:
             recorder.guard.take(error)
+
+    def meet_passing(self, place: Place, tensor: Tensor) -> int | None:
+        """Number a value or a gradient in a compiled graph; None where it is not measured now."""
+        recorder, port = self.recorder, place.port
+        is_grad = port.endswith(_GRAD)
+        if not is_grad:
+            if graph_task_id() != -1 and checkpoints.is_recompute():
+                return None
+            has_grad = place.has_grad or self._is_in_training()
+            if has_grad and recorder.tell_begin is not None:
+                recorder.tell_begin()
+            if not (has_grad or self.with_inference):
+                return None
+        if not (self.is_due and recorder.is_on and self.session.is_open):
+            return None
+        key = (port.removesuffix(_GRAD), place.leaf, is_grad)
+        number = self._ids.get(key)
+        if number is None:
+            number = self._meet(key, tensor)
+            if key == _OUTPUT and self.probe is not None:
+                recorder.units.meet(number, self.probe, tensor)
+        return number
 
     def _is_in_training(self) -> bool:
         """Tell whether the call under way began with grad, so that a part without is its own."""
@@ -351,6 +359,34 @@ class WatchEar(Ear):
 
     def hear(self, tensor: Tensor, place: Place) -> None:
         self.listener.on_passing(place, tensor, self.key)
+
+    @classmethod
+    def hear_all(cls, heard: Sequence[tuple[WatchEar, Tensor, Place]]) -> None:
+        """Have values that come together measured together, where no more is asked of them."""
+        recorder = heard[0][0].listener.recorder
+        first = heard[0][1]
+        is_plain = not (recorder.extras or recorder.units.is_on)
+        is_one = all(
+            ear.listener.recorder is recorder and one.device == first.device
+            for ear, one, _ in heard
+        )
+        if not (is_plain and is_one) or (first.is_cuda and has_cuda_graph_trees()):
+            for ear, tensor, place in heard:
+                ear.hear(tensor, place)
+            return
+        try:
+            sites: list[int] = []
+            values: list[Tensor] = []
+            for ear, tensor, place in heard:
+                number = ear.listener.meet_passing(place, tensor)
+                if number is not None:
+                    sites.append(number)
+                    values.append(tensor)
+            if sites:
+                recorder.has_graphs = True
+                recorder.measure_waiting(sites, values)
+        except Exception as error:
+            recorder.guard.take(error)
 
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         # Inside a checkpoint that is compiled, values may come while the backward computes them.
