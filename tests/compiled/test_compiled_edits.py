@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -400,3 +402,28 @@ def test_inductor_makes_the_edits_too() -> None:
     expected, found = run(copy.deepcopy(model), x, edits), run(compiled, x, edits)
     for address, value in expected.values.items():
         torch.testing.assert_close(found.values[address], value)
+
+
+@dataclass
+class Batch:
+    x: Tensor
+
+
+class Batched(nn.Module):
+    def forward(self, batch: Batch | dict[str, Tensor]) -> Tensor:
+        return (batch["x"] if isinstance(batch, dict) else batch.x) + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Batch, lambda x: OrderedDict(x=x), lambda x: {"x": x}],
+    ids=["dataclass", "ordered", "dict"],
+)
+def test_what_the_caller_has_is_not_changed(make: Callable[[Tensor], Any]) -> None:
+    model = nn.Sequential(OrderedDict(part=Batched()))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    batch = make(torch.ones(2))
+    with hl.edit(compiled, {"part:input.batch.x": hl.scale(3)}):
+        outs = [compiled(batch) for _ in range(2)]
+    assert [out.tolist() for out in outs] == [[4.0, 4.0]] * 2
+    assert (batch["x"] if isinstance(batch, dict) else batch.x).tolist() == [1.0, 1.0]

@@ -198,3 +198,23 @@ def test_a_step_that_is_compiled_as_a_whole_is_watched() -> None:
 
     twins = train_twins(Stack, loop, wrap, strict=True)
     assert_same_rows(twins.eager, twins.compiled, rel=1e-3)  # AdamW's sums are compiled as well
+
+
+def test_a_capture_that_comes_and_goes_takes_no_gradient_from_a_watch() -> None:
+    """The backward of a graph that was traced for both is heard by who is still there."""
+    model = Stack()
+    call = wrap(model, "aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, None, strict=True) as watched:
+        for number, batch in enumerate(batches(3, 3)):
+            optimizer.zero_grad()
+            if number == 1:
+                with hl.capture(model, "blocks.0", ""):
+                    loss = call(batch).square().mean()
+            else:
+                loss = call(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+    for address in ("blocks.0:output.grad", ":output.grad"):
+        counts = watched.history.series(address, "count").values.tolist()
+        assert counts == [counts[0]] * 4

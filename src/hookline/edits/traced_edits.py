@@ -21,7 +21,7 @@ from hookline.edits.changes import change, why_unfit
 from hookline.edits.places import limit
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.fitting import misfit, show_shape
-from hookline.hooks.nested import Walk, get, tensors
+from hookline.hooks.nested import Silent, Walk, get, tensors
 from hookline.hooks.operators import (
     FAULT,
     MISSING,
@@ -172,10 +172,10 @@ class TracedEdit:
         """Change what is asked for in a value; give what flows on."""
         is_there, part = get(value, self.leaf)
         if not is_there:
-            announce(self.key, write_about(MISSING, port, Walk(_Silent(), way, []).describe(value)))
+            announce(self.key, write_about(MISSING, port, Walk(Silent(), way, []).describe(value)))
             return value
         if self.values and len(tensors(part)) != 1:
-            text = Walk(_Silent(), way, []).describe(part)
+            text = Walk(Silent(), way, []).describe(part)
             announce(self.key, write_about(FAULT, port, f"{_SEVERAL}:{text}"))
             return value
         return Walk(self, way, list(received)).go(value, self.leaf, port)[0]
@@ -222,15 +222,6 @@ class TracedEdit:
         if self.forms and new.shape != value.shape:
             return f"{_LIMITED}:shape {show_shape(new.shape)} for {show_shape(value.shape)}"
         return misfit(value, new)
-
-
-class _Silent:
-    """Go through a value and tell nobody."""
-
-    is_editing = False
-
-    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
-        return value
 
 
 def _edited(

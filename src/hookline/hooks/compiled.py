@@ -41,20 +41,33 @@ def may_be_traced() -> bool:
 class Wiring:
     """The ears of one module's listeners; they hear as long as this is held."""
 
-    __slots__ = ("_plan", "_sample", "device", "ears", "refusal", "traced")
+    __slots__ = ("_made", "_plan", "_sample", "_visits", "device", "ears", "refusal", "traced")
 
     def __init__(
-        self, module: nn.Module, plan: Plan, frames: Mapping[int, list[Frame]] | None = None
+        self,
+        module: nn.Module,
+        plan: Plan,
+        frames: Mapping[int, list[Frame]] | None = None,
+        *,
+        previous: Wiring | None = None,
     ) -> None:
         self._plan = plan
         sample = _find_sample(module, plan)
         self._sample = None if sample is None else weakref.ref(sample)
         self.device = device = torch.device("cpu") if sample is None else sample.device
-        visits: dict[Session, VisitEar] = {}
+        # Who listens on goes on to hear: a backward may still have to run, or a CUDA graph has it.
+        if previous is not None and previous.device != device:
+            previous = None
+        self._made: dict[Listener, tuple[Ear | None, Any]] = previous._made if previous else {}
+        """The ear of each listener that was ever here, and what is traced for it."""
+        self._visits: dict[Session, VisitEar] = {}
+        visits = self._visits
         for session, station in plan.stations:
             if station.is_root or session.needs_visits:
-                visits[session] = ear = VisitEar(device, session, station)
+                known = None if previous is None else previous._visits.get(session)
+                visits[session] = ear = known or VisitEar(device, session, station)
                 ear.frames = {} if frames is None else frames
+                ear.listeners = []
         self.ears: list[Ear] = list(visits.values())
         self.refusal = ""
         """Why it cannot be done in a graph; empty where it can."""
@@ -83,6 +96,12 @@ class Wiring:
         for listener in (*plan.inputs, *plan.outputs):
             if listener.hears_begin and listener.session in visits:
                 visits[listener.session].listeners.append(listener)
+        here = {session for session, _ in plan.stations}
+        self._made = {
+            listener: made
+            for listener, made in self._made.items()
+            if listener.session in here or listener.session.is_reusable  # it may come again
+        }
 
     def serves(self, module: nn.Module, plan: Plan) -> bool:
         """Tell whether this is what a plan asks for, and on the device where the values are."""
@@ -92,6 +111,12 @@ class Wiring:
         if sample is None:  # to look for one takes as long as all else that opening does
             sample = _find_sample(module, plan)
         return self.device == (torch.device("cpu") if sample is None else sample.device)
+
+    def forget_frames(self) -> None:
+        """Learn that a forward raised, between graphs: no execution is under way any more."""
+        inside = getattr(self.traced, "inside", None)
+        if inside is not None:
+            inside.frames.clear()
 
     def _hear(
         self, device: torch.device, visits: dict[Session, VisitEar], asked: list[Listener]
@@ -113,7 +138,11 @@ class Wiring:
     ) -> list[tuple[Listener, Any]]:
         found = []
         for listener in sorted(dict.fromkeys(asked), key=lambda one: (one.stage, one.sequence)):
-            ear, traced = listener.make_ear(device, visits.get(listener.session))
+            made = self._made.get(listener)
+            if made is None:
+                made = listener.make_ear(device, visits.get(listener.session))
+                self._made[listener] = made
+            ear, traced = made
             if ear is not None:
                 self.ears.append(ear)
             if traced is not None:

@@ -53,8 +53,8 @@ class VisitEar(Ear):
         self.listeners: list[Listener] = []
         """Those who are told that an execution begins."""
 
-        self._seen: set[tuple[int, Ear, Place]] = set()
-        """What came in the visits under way."""
+        self._seen: dict[int, set[tuple[Ear, Place]]] = {}
+        """What came in the visit under way, by thread."""
 
     def visit_of(self, ear: Ear, place: Place) -> Visit | None:
         """Give the visit that a value is of; begin one where none was announced.
@@ -63,15 +63,15 @@ class VisitEar(Ear):
         """
         thread = get_ident()
         visit = self.current.get(thread)
-        one = (thread, ear, place)
+        seen = self._seen.get(thread, ())
         is_old = visit is not None and self.session.active.get(thread) is not visit.call
-        if visit is None or one in self._seen or (is_old and graph_task_id() == -1):
+        if visit is None or (ear, place) in seen or (is_old and graph_task_id() == -1):
             visit = self._begin(thread, place)
-        self._seen.add(one)
+        self._seen.setdefault(thread, set()).add((ear, place))
         return visit
 
     def _begin(self, thread: int, place: Place) -> Visit | None:
-        self._seen = {one for one in self._seen if one[0] != thread}
+        self._seen[thread] = set()
         # Graphs run without grad: what is said is how it was where they were traced.
         with torch.set_grad_enabled(place.has_grad):
             visit = self.session.begin(self.station, thread, graph_task_id())
@@ -88,7 +88,7 @@ class VisitEar(Ear):
             stack = self.frames.get(thread)
             visit = stack[-1].visits.get(session) if stack else None
             if visit is not None:
-                self._seen = {one for one in self._seen if one[0] != thread}
+                self._seen[thread] = set()
                 self.current[thread] = visit
                 return None
         if place.port in (BEGIN, BESIDE):

@@ -44,7 +44,7 @@ def keep_decisions() -> None:
 
     Called while a call of an operator is traced; does nothing where inductor is not at work.
     """
-    if has_inductor():
+    if _is_at_work():
         config = _config()
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
@@ -56,13 +56,19 @@ def keep_python() -> None:
 
     Called while one of them is traced. It stays so: a backward is compiled when it first runs.
     """
-    config = _config() if has_inductor() else None
+    config = _config() if _is_at_work() else None
     if config is None or not config.triton.cudagraphs:
         return
     known = getattr(config, "custom_should_partition_ops", None)
     missing = [one for one in map("hookline::{}".format, _WITH_PYTHON) if one not in (known or ())]
     if known is not None and missing:
         config.custom_should_partition_ops = [*known, *missing]
+
+
+def _is_at_work() -> bool:
+    """Tell whether it is inductor that has the graph traced, and no other backend."""
+    settings = sys.modules.get("torch._functorch.config")
+    return has_inductor() and bool(getattr(settings, "unlift_effect_tokens", True))
 
 
 def _leave_others() -> None:
@@ -305,8 +311,8 @@ def _copy_unwritten() -> None:
         given = lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
         if called._opname in ("pass_by", "pass_all") and not V.graph.cpp_wrapper:
             # Nobody else has to see the call, and torch's way to it takes half of its time.
-            name = f"torch.ops.hookline.{called._opname}.run"
-            V.graph.operations[-1].python_kernel_name = name
+            made: Any = V.graph.operations[-1]
+            made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
     for name in (*_LOOKING, "pass_all"):

@@ -159,7 +159,7 @@ class Junction:
         if may_be_traced() or any(one.is_lasting for one in sessions):
             ease_tracing()
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
-                self.wiring = Wiring(self.module, self.plan, self.frames)
+                self.wiring = Wiring(self.module, self.plan, self.frames, previous=self.wiring)
                 self.traced = self.wiring.traced
         else:
             self.wiring, self.traced = None, UNREADY

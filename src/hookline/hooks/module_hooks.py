@@ -116,6 +116,8 @@ class PostHook(ModuleHook):
         # Torch calls it from another function when the forward raised; the output is None then.
         has_raised = output is None and sys._getframe(1).f_code is CALL_CODE
         junction = self.junction
+        if has_raised and junction.wiring is not None:
+            junction.wiring.forget_frames()
         solo = junction.plan.solo
         if solo is not None:
             session, station, listener = solo

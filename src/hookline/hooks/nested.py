@@ -26,6 +26,15 @@ def way_to(value: Tensor, way: Way, received: Any) -> Way:
     return way
 
 
+class Silent:
+    """Go through a value and tell nobody."""
+
+    is_editing = False
+
+    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
+        return value
+
+
 class Walk:
     """One value, as an ear goes through it."""
 
@@ -100,15 +109,31 @@ class Walk:
             for index, item in enumerate(changed):
                 value[index] = item
             return value
+        if self.is_copying:
+            value = _copy(value)
         if isinstance(value, dict):
-            if self.is_copying and type(value) is dict:
-                value = dict(value)
             for (key, _), item in zip(items, changed, strict=True):
                 value[key] = item
             return value
         for (name, _), item in zip(items, changed, strict=True):
             object.__setattr__(value, name, item)
         return value
+
+
+def _copy(value: Any) -> Any:
+    """Give another object with the same items, so that whoever has this one sees no change."""
+    if type(value) is dict:
+        return dict(value)
+    if isinstance(value, SimpleNamespace):
+        return SimpleNamespace(**vars(value))
+    if isinstance(value, dict):
+        if hasattr(value, "__dataclass_fields__"):  # a ModelOutput of transformers
+            return type(value)(**dict(value.items()))
+        return type(value)(list(value.items()))
+    new = object.__new__(type(value))
+    for name, item in value.__dict__.items():
+        object.__setattr__(new, name, item)
+    return new
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:

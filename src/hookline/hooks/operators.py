@@ -13,7 +13,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -112,7 +112,8 @@ class Ear:
     __slots__ = ("__weakref__", "key")
 
     def __init__(self, device: torch.device) -> None:
-        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # it goes into graphs with grad
+            self.key = torch.zeros(1, dtype=torch.int64, device=device)
         """Tells at run time whose a delivery is, by where it lies in memory; never read."""
         _ears[self.key.data_ptr()] = self
         dynamo = sys.modules.get("torch._dynamo")
@@ -199,22 +200,21 @@ def _pass_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> 
         kind.hear_all(heard)
 
 
-def _refuse_recording() -> NoReturn:
+def _refuse_recording(tensor: Tensor) -> None:
     """Raise where a CUDA graph is recorded: its replays would go on without Python."""
-    raise UnsupportedModel(
-        "values cannot be kept where a CUDA graph is recorded, because a replay runs no Python. "
-        'Compile without mode="reduce-overhead", or ask for compiled="eager".'
-    )
+    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(tensor):
+        raise UnsupportedModel(
+            "values cannot be kept or edited where a CUDA graph is recorded, because a replay runs "
+            'no Python. Compile without mode="reduce-overhead", or ask for compiled="eager".'
+        )
 
 
 @run_uncompiled
 def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
     number = next(_numbers)
     ticket = torch.tensor(number)
-    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
-        if value is not key:
-            _refuse_recording()
-        return ticket  # an announcement, which replays cannot repeat
+    if value is not key or place.startswith((GRADIENT, _WITHOUT + GRADIENT)):
+        _refuse_recording(value)  # of an announcement, that replays cannot repeat it does no harm
     ear = _ears.get(key.data_ptr())
     told = None if ear is None else ear.take(value, read_place(place))
     if told is not None:
@@ -226,6 +226,7 @@ def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 @run_uncompiled
 def _hand_back(grad: Tensor, ticket: Tensor) -> None:
+    _refuse_recording(grad)
     told = _tickets.get(int(ticket))
     if told is not None:
         told(grad)
@@ -233,6 +234,7 @@ def _hand_back(grad: Tensor, ticket: Tensor) -> None:
 
 @run_uncompiled
 def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
+    _refuse_recording(value)
     ear = _ears.get(key.data_ptr())
     if ear is not None and graph_task_id() == -1:  # else it is the recompute of a region
         ear.take(value, read_place(place))
@@ -241,6 +243,7 @@ def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 @run_uncompiled
 def _note(key: Tensor, place: str, shape: Sequence[int]) -> None:
+    _refuse_recording(key)
     ear = _ears.get(key.data_ptr())
     if ear is not None:
         ear.note(read_place(place), shape)
@@ -286,8 +289,9 @@ def _copy(value: Tensor, *_: Any) -> Tensor:
 
 
 _library = _make_library()
-torch.ops.hookline.pass_by.run = _pass  # what inductor calls: see `hooks.inductor`
-torch.ops.hookline.pass_all.run = _pass_all
+# What inductor calls: see `hooks.inductor`.
+setattr(torch.ops.hookline.pass_by, "run", _pass)  # noqa: B010
+setattr(torch.ops.hookline.pass_all, "run", _pass_all)  # noqa: B010
 _pass_by = torch.ops.hookline.pass_by.default
 """Show a value to the ear with a key, and go on."""
 _hand = torch.ops.hookline.hand_over.default

@@ -224,10 +224,10 @@ class Session:
             self._detach()
             raise
         self.is_open = True
-        if self.is_eager:
-            stance.take()
         for parameter in self._parameters:
             parameter.attach()
+        if self.is_eager:
+            stance.take()
 
     def _refuse_in_graph(self, station: Station) -> None:
         """Raise at once for what would be refused when the graph is traced."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline.hooks.nested import TENSOR, Walk, tensors, way_to
+from hookline.hooks.nested import TENSOR, Silent, Walk, tensors, way_to
 from hookline.hooks.operators import (
     BEGIN,
     BESIDE,
@@ -86,7 +86,7 @@ class TracedEar:
         if self.is_passing or not self.values:
             return new
         if not text:
-            _, whole = Walk(_Silent(), way, []).tell(value, port)
+            _, whole = Walk(Silent(), way, []).tell(value, port)
             announce(self.key, write_about(MISSING, port, whole))
         elif text != TENSOR:
             announce(self.key, write_about(SHAPE, found, text))
@@ -141,15 +141,6 @@ def in_turn(ears: list[Any]) -> tuple[Any, ...]:
             (values if one.values else gradients).append(one)
     is_shared = len(gradients) > 1 and any(one.is_editing for one in gradients)
     return (*values, *([_Parting()] if is_shared else []), *gradients)
-
-
-class _Silent:
-    """Go through a value and tell nobody."""
-
-    is_editing = False
-
-    def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
-        return value
 
 
 class Traced:

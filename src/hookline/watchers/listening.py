@@ -363,30 +363,28 @@ class WatchEar(Ear):
     @classmethod
     def hear_all(cls, heard: Sequence[tuple[WatchEar, Tensor, Place]]) -> None:
         """Have values that come together measured together, where no more is asked of them."""
-        recorder = heard[0][0].listener.recorder
-        first = heard[0][1]
-        is_plain = not (recorder.extras or recorder.units.is_on)
+        recorder, first = heard[0][0].listener.recorder, heard[0][1]
         is_one = all(
             ear.listener.recorder is recorder and one.device == first.device
             for ear, one, _ in heard
         )
-        if not (is_plain and is_one) or (first.is_cuda and has_cuda_graph_trees()):
-            for ear, tensor, place in heard:
-                ear.hear(tensor, place)
-            return
+        sites: list[int] = []
+        values: list[Tensor] = []
         try:
-            sites: list[int] = []
-            values: list[Tensor] = []
             for ear, tensor, place in heard:
-                number = ear.listener.meet_passing(place, tensor)
+                number = ear.listener.meet_passing(place, tensor)  # this may begin a step
                 if number is not None:
                     sites.append(number)
                     values.append(tensor)
-            if sites:
-                recorder.has_graphs = True
-                recorder.measure_waiting(sites, values)
+            is_plain = is_one and not (recorder.extras or recorder.units.is_on)
+            if is_plain and not (first.is_cuda and has_cuda_graph_trees()):
+                recorder.measure_passing_together(sites, values)
+                return
         except Exception as error:
             recorder.guard.take(error)
+            return
+        for ear, tensor, place in heard:
+            ear.hear(tensor, place)
 
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         # Inside a checkpoint that is compiled, values may come while the backward computes them.

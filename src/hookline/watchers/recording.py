@@ -209,6 +209,22 @@ class Recorder:
             self.unmeasured[self.facts[site].address] = str(error)
         self.own_seconds += time.perf_counter() - begun
 
+    def measure_passing_together(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
+        """Measure such values of one device, not more than can be at once."""
+        if not sites:
+            return
+        self.has_graphs = True
+        begun = time.perf_counter()
+        log = self._logs.get(values[0].device) or self.log_for(values[0].device)
+        try:
+            rows = log.add_together(values)
+        except UnsupportedTensor:  # one of them; which, they tell one by one
+            for site, value in zip(sites, values, strict=True):
+                self.measure_passing(site, value)
+        else:
+            self._step.events += zip(sites, rows, repeat(log), strict=False)
+            self.own_seconds += time.perf_counter() - begun
+
     def measure_in_slot(self, key: Tensor, place: Place, site: int, value: Tensor) -> None:
         """Measure a value where a CUDA graph may be made of what makes it, and replayed later."""
         number = number_place(place)
