@@ -105,6 +105,22 @@ def test_capture_while_a_cuda_graph_is_recorded_is_refused() -> None:
         net(x)
 
 
+def test_watch_measures_nothing_of_a_cuda_graph_that_is_recorded() -> None:
+    net = nn.Linear(4, 4).cuda()
+    x = torch.randn(2, 4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with hl.watch(net, None, rules=False, with_inference=True, parameters=None) as watched:
+        with torch.no_grad():
+            net(x)
+        with torch.cuda.graph(graph), torch.no_grad():
+            out = net(x)
+        graph.replay()
+        watched.step()
+    assert watched.history.series(":output", "count").values.tolist() == [8.0]
+    assert any("CUDA graph" in note for note in watched.notes)
+    torch.testing.assert_close(out, net(x))
+
+
 def test_checkpointed_edit_is_repeated_in_the_recompute_on_the_gpu() -> None:
     from torch.utils.checkpoint import checkpoint
 

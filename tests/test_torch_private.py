@@ -442,19 +442,3 @@ def test_inductor_is_noticed_when_it_is_loaded() -> None:
     import torch._inductor.compile_fx  # noqa: F401
 
     assert _torch.has_inductor()
-
-
-def test_cuda_graphs_are_noticed_when_they_are_made_and_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch._inductor import cudagraph_trees as trees
-
-    monkeypatch.setattr(trees.local, "tree_manager_containers", {})
-    assert not _torch.has_cuda_graph_trees()
-    trees.get_container(0)
-    assert _torch.has_cuda_graph_trees()
-    seen: list[bool] = []
-    x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda grad: seen.append(_torch.has_cuda_graph_trees()))
-    x.sum().backward()
-    assert seen == [True]

@@ -29,8 +29,6 @@ from torch.utils.hooks import RemovableHandle
 
 _EFFECT: Any = effects._EffectType
 
-_TREES = "tree_manager_containers"
-
 graph_task_id = torch._C._current_graph_task_id
 """Give the id of the backward pass this thread runs in, or -1 outside of one."""
 
@@ -211,20 +209,6 @@ def is_compile_forced_eager() -> bool:
 def is_capturing_cuda_graph(tensor: Tensor) -> bool:
     """Tell whether the tensor's stream is recording a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def has_cuda_graph_trees() -> bool:
-    """Tell whether the compiler makes CUDA graphs in this thread, or in the one it works for.
-
-    That the module is loaded says nothing: `torch._dynamo.reset()` loads it.
-    """
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is None:
-        return False
-    found = getattr(trees.local, _TREES, None)
-    if found is None and torch._C._is_key_in_tls(_TREES):
-        found = torch._C._get_obj_in_tls(_TREES)
-    return bool(found)
 
 
 def is_function_mode_on(mode: TorchFunctionMode) -> bool:

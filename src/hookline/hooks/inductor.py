@@ -32,7 +32,7 @@ _TOGETHER, _MOST_BYTES = 8, 1 << 28
 _NEAR = 64
 """How many nodes on the first reader of a value may be for an operator to come after it."""
 
-_WITH_PYTHON = ("hand_over", "hand_back", "hand_in", "carry", "note")
+_WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "carry", "note")
 """The operators that need Python every time; what a CUDA graph replays has none."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -49,15 +49,15 @@ def keep_decisions() -> None:
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
         _copy_unwritten()
+        _part_replays(config)
 
 
-def keep_python() -> None:
-    """Have the operators that need Python run between CUDA graphs, and not be recorded in them.
+def _part_replays(config: Any) -> None:
+    """Have the operators run between CUDA graphs, and not be recorded in them.
 
-    Called while one of them is traced. It stays so: a backward is compiled when it first runs.
+    It stays so: a backward is compiled when it first runs.
     """
-    config = _config() if _is_at_work() else None
-    if config is None or not config.triton.cudagraphs:
+    if not config.triton.cudagraphs:
         return
     known = getattr(config, "custom_should_partition_ops", None)
     missing = [one for one in map("hookline::{}".format, _WITH_PYTHON) if one not in (known or ())]

@@ -30,7 +30,7 @@ from hookline._torch import (
     shown_product,
 )
 from hookline._trees import Path
-from hookline.hooks.inductor import BETWEEN, keep_decisions, keep_python
+from hookline.hooks.inductor import BETWEEN, keep_decisions
 
 _BREAK = "\x1f"
 """What stands between the parts of a place that is written as one string."""
@@ -38,9 +38,6 @@ _INNER = "\x1d"
 """What stands there in a place that is a part of another one."""
 _WITHOUT = "\x1e"
 """What stands before a place in code that is traced without grad."""
-
-_CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
-"""What is loaded where the compiler makes CUDA graphs."""
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""
@@ -143,31 +140,8 @@ _tickets: dict[int, Gradient] = {}
 _numbers = itertools.count(1)
 
 
-MOST_PLACES = 4
-"""How many values of one ear are measured while a CUDA graph is replayed."""
-_place_numbers: dict[tuple[str, Path], int] = {("output", ()): 0, ("output.grad", ()): 1}
-
-
-def number_place(place: Place) -> int | None:
-    """Number a place the same for every ear; None for one of too many."""
-    number = _place_numbers.setdefault(place[:2], len(_place_numbers))
-    return number if number < MOST_PLACES else None
-
-
-def _record(value: Tensor, key: Tensor, place: Place) -> None:
-    """Have a value measured whenever the CUDA graph is replayed that is being recorded."""
-    from hookline.stats.keyed import keyed_for  # needs Triton, and a GPU
-
-    number = number_place(place)
-    if number is not None:
-        keyed_for(value.device).accumulate(value.detach(), key, number)
-
-
 @run_uncompiled
 def _pass(value: Tensor, key: Tensor, place: str) -> None:
-    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(value):
-        _record(value, key, read_place(place))
-        return
     ear = _ears.get(key.data_ptr())
     if ear is not None:
         ear.hear(value, read_place(place))
@@ -181,10 +155,6 @@ def _read_places(text: str) -> tuple[Place, ...]:
 @run_uncompiled
 def _pass_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> None:
     """Show several values at once; the compiler puts this in the place of several calls."""
-    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(values[0]):
-        for value, key, place in zip(values, keys, _read_places(places), strict=True):
-            _record(value, key, place)
-        return
     heard: list[tuple[Ear, Tensor, Place]] = []
     kind: type[Ear] | None = None
     for value, key, place in zip(values, keys, _read_places(places), strict=True):
@@ -202,7 +172,7 @@ def _pass_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> 
 
 def _refuse_recording(tensor: Tensor) -> None:
     """Raise where a CUDA graph is recorded: its replays would go on without Python."""
-    if _CUDA_GRAPHS in sys.modules and is_capturing_cuda_graph(tensor):
+    if is_capturing_cuda_graph(tensor):
         raise UnsupportedModel(
             "values cannot be kept or edited where a CUDA graph is recorded, because a replay runs "
             'no Python. Compile without mode="reduce-overhead", or ask for compiled="eager".'
@@ -267,8 +237,7 @@ def _make_library() -> Any:
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
     for name, (schema, run, fake) in operators.items():
-        is_unsafe = not name.startswith("pass")  # in a CUDA graph: it needs Python each time
-        library.define(name + schema, tags=(torch.Tag.cudagraph_unsafe,) if is_unsafe else ())
+        library.define(name + schema, tags=(torch.Tag.cudagraph_unsafe,))  # it needs Python
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
     for name in ("pass_by", "pass_all", "hand_over", "hand_back", "note"):
@@ -376,7 +345,6 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Show a value; give what flows on in its place."""
     keep_decisions()
     if is_recomputed():
-        keep_python()
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
     _pass_by(value.detach(), key, place)
@@ -387,7 +355,6 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
     keep_decisions()
     if is_recomputed():
-        keep_python()
         return _hand_in_both(value, key, place)
     if has_value:
         _pass_by(value.detach(), key, place)
@@ -412,7 +379,6 @@ def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
     keep_decisions()
-    keep_python()
     if is_recomputed():
         if value.requires_grad and torch.is_grad_enabled():
             return _hand_in_both(value, key, place)
@@ -425,7 +391,6 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
     keep_decisions()
-    keep_python()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(value.detach(), key, place)
@@ -435,7 +400,6 @@ def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tenso
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     """Give the gradient of a value away when it comes; give what flows on in its place."""
     keep_decisions()
-    keep_python()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(key, key, place)
@@ -445,7 +409,7 @@ def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
 def announce(key: Tensor, place: str) -> None:
     """Say that an execution begins or ends; in a checkpointed region its values have to tell."""
     if not is_recomputed() and not torch.compiler.is_exporting():
-        keep_python()
+        keep_decisions()
         _hand(key, key, place)
 
 
@@ -454,7 +418,7 @@ def note_change(key: Tensor, place: str, shape: Sequence[int], operand: Tensor) 
 
     In a checkpointed region that is said by carrying the operand there.
     """
-    keep_python()
+    keep_decisions()
     if not is_recomputed():
         _note_shape(key, place, shape)
         return operand

@@ -14,9 +14,8 @@ cuda.py       the log of a CUDA device; cuda_extras.py its sketches and counts
 measuring.py  where a tensor lies there, and the launch that measures it
 readings.py   how the kernels read each dtype
 slots.py      where they leave partial rows; arriving.py what is on its way from there
-static.py     slots that do not move, for CUDA graphs; keyed.py finds them by a key
-shares.py     what the Triton kernels are made of; kernels.py, static_kernels.py,
-              keyed_kernels.py, update_kernels.py, extra_kernels.py those that are launched
+shares.py     what the Triton kernels are made of; kernels.py, update_kernels.py and
+              extra_kernels.py those that are launched
 launching.py  how they are launched
 anywhere.py   the log of any other device, by plain torch operations
 """

@@ -18,6 +18,7 @@ from hookline._errors import UnsupportedTensor
 from hookline._torch import (
     current_cuda_device,
     has_function_mode,
+    is_capturing_cuda_graph,
     is_functorch_active,
     raw_cuda_stream,
 )
@@ -57,6 +58,15 @@ _UPDATABLE = frozenset(
 )
 
 
+_RECORDED = "it runs in a CUDA graph, whose replays run no Python"
+
+
+def _refuse_recording(tensor: Tensor) -> None:
+    """Raise where a CUDA graph is recorded: a replay would write into rows of another step."""
+    if is_capturing_cuda_graph(tensor):
+        raise UnsupportedTensor(_RECORDED)
+
+
 class CudaLog:
     """Measure tensors of one CUDA device."""
 
@@ -65,6 +75,8 @@ class CudaLog:
         self._device = torch.device("cuda", self._index)
         if is_functorch_active():
             raise UnsupportedTensor("nothing is measured inside `torch.func` before outside of it")
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedTensor(_RECORDED)
         self._slots = Slots(self._index)
         self._step = CudaStep()
         self._lock = threading.Lock()
@@ -107,6 +119,7 @@ class CudaLog:
         return self._add(tensor, extras)
 
     def _add(self, tensor: Tensor, extras: int) -> int:
+        _refuse_recording(tensor)
         if not extras:
             row = self._add_directly(tensor)
             if row >= 0:
@@ -203,6 +216,7 @@ class CudaLog:
         self, kind: torch.dtype, places: list[int], sizes: list[int], tensors: list[Tensor]
     ) -> int:
         """Measure tensors of one dtype, given where they lie; give the first row."""
+        _refuse_recording(tensors[0])
         launcher = self._eight.get(kind) or self._make_eight(kind)
         count = len(tensors)
         missing = TOGETHER - count

@@ -72,9 +72,6 @@ class Harvest:
     sites: list[SiteFacts]
     """Sites that were met for the first time."""
 
-    replayed: Sequence[Event] = ()
-    """Rows that CUDA graphs may have filled; those of sites that did not run are empty."""
-
     calls: Sequence[Any] = ()
     """The calls of models in this step, where somebody may want their arguments."""
 
@@ -89,17 +86,7 @@ class Harvest:
             scale = rows[scale_row, MEAN]
             if scale:
                 rows[row] = scale_rows(rows[row : row + 1], 1 / scale)[0]
-        events = self.events
-        if self.replayed:
-            events = [
-                *events,
-                *(
-                    one
-                    for one in self.replayed
-                    if derive(measured[one[2]].rows[one[1]][None], "count")[0]
-                ),
-            ]
-        blocks = sorter.sort(events, measured)
+        blocks = sorter.sort(self.events, measured)
         if self.sketches:
             blocks = _add_sketches(blocks, self.sketches)
         scale = 1.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._torch import graph_task_id, has_cuda_graph_trees, is_functorch_active, is_tracing
+from hookline._torch import graph_task_id, is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
@@ -198,15 +198,12 @@ class WatchListener(Listener):
         )
         return ear, traced
 
-    def on_passing(self, place: Place, tensor: Tensor, ear_key: Tensor) -> None:
+    def on_passing(self, place: Place, tensor: Tensor) -> None:
         """Measure a value or a gradient in a compiled graph, whose memory is used again at once."""
         recorder = self.recorder
         try:
             number = self.meet_passing(place, tensor)
             if number is None:
-                return
-            if tensor.is_cuda and has_cuda_graph_trees():
-                recorder.measure_in_slot(ear_key, place, number, tensor)
                 return
             recorder.measure_passing(number, tensor)
             is_output = self.probe is not None and place.port == "output" and not place.leaf
@@ -358,7 +355,7 @@ class WatchEar(Ear):
         self.listener = listener
 
     def hear(self, tensor: Tensor, place: Place) -> None:
-        self.listener.on_passing(place, tensor, self.key)
+        self.listener.on_passing(place, tensor)
 
     @classmethod
     def hear_all(cls, heard: Sequence[tuple[WatchEar, Tensor, Place]]) -> None:
@@ -376,8 +373,7 @@ class WatchEar(Ear):
                 if number is not None:
                     sites.append(number)
                     values.append(tensor)
-            is_plain = is_one and not (recorder.extras or recorder.units.is_on)
-            if is_plain and not (first.is_cuda and has_cuda_graph_trees()):
+            if is_one and not (recorder.extras or recorder.units.is_on):
                 recorder.measure_passing_together(sites, values)
                 return
         except Exception as error:

@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
-from hookline.hooks.operators import Place, number_place
 from hookline.runs import SiteFacts
 from hookline.stats import Extras, Log, Update, open_log
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
-from hookline.watchers.replayed import Replayed
 from hookline.watchers.sorting import Event, UpdateEvent
 from hookline.watchers.units import UnitLog
 from hookline.watchers.waiting import TOGETHER, Queue
@@ -77,8 +75,6 @@ class Recorder:
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
         """Values on a GPU that wait to be measured with others."""
-        self.replayed = Replayed()
-        """What CUDA graphs measure by themselves."""
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
@@ -122,7 +118,7 @@ class Recorder:
     @property
     def has_events(self) -> bool:
         """Whether anything was measured in the step under way."""
-        return bool(self._step.events) or (self.is_on and bool(self.replayed))
+        return bool(self._step.events)
 
     @property
     def has_scalars(self) -> bool:
@@ -224,15 +220,6 @@ class Recorder:
         else:
             self._step.events += zip(sites, rows, repeat(log), strict=False)
             self.own_seconds += time.perf_counter() - begun
-
-    def measure_in_slot(self, key: Tensor, place: Place, site: int, value: Tensor) -> None:
-        """Measure a value where a CUDA graph may be made of what makes it, and replayed later."""
-        number = number_place(place)
-        if number is not None:
-            self.replayed.measure(key, number, site, value)
-        else:
-            address = self.facts[site].address
-            self.unmeasured.setdefault(address, "too many values of one module in a CUDA graph")
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
@@ -397,17 +384,12 @@ class Recorder:
         used = {log for _, _, log in step.events} | {log for _, _, log in step.pending}
         used |= {log for _, log in step.losses}
         taken = {log: log.take() for log in self._logs.values() if log in used}
-        replayed: list[Event] = []
-        if self.replayed:
-            more, replayed = self.replayed.take()
-            taken.update(more)
         return Harvest(
             step=number,
             time=time.time(),
             seconds=time.perf_counter() - self._started,
             taken=taken,
             events=step.events,
-            replayed=replayed,
             updates=step.updates,
             unscaled=step.unscaled,
             scale=step.scale,

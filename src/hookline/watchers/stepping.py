@@ -218,8 +218,7 @@ class Steps:
         recorder.queue.settle()
         count, before = self._new_losses
         self._new_losses = 0, 0
-        is_quiet = recorder.progress == before and not recorder.replayed
-        if count and recorder.has_gradients and is_quiet:
+        if count and recorder.has_gradients and recorder.progress == before:
             recorder.drop_losses(count)  # it went past every watched value: not our loss
             return
         self._backwards.note_backward(fills=fills)

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline._torch import is_functorch_active, is_tracing, raw_cuda_stream
+from hookline._torch import (
+    is_capturing_cuda_graph,
+    is_functorch_active,
+    is_tracing,
+    raw_cuda_stream,
+)
 
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
@@ -89,7 +94,7 @@ class Queue:
         """Let a value of a CUDA device wait; false where it must be measured at once."""
         if not self.has_learned or site in self.hasty or value.numel() > _LARGE:
             return False
-        if value.is_inference():  # it has no version
+        if value.is_inference() or is_capturing_cuda_graph(value):  # no version, or no value yet
             return False
         device = value.get_device()
         stream = raw_cuda_stream(device)
