@@ -25,6 +25,14 @@ def seed_torch() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Give a test a compiler that has seen nothing, and leave none of its graphs to others."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def freeze_what_is_there() -> Iterator[None]:
     """Have the collector look at what a file's tests make, not at all that was loaded before."""

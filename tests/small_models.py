@@ -9,6 +9,18 @@ import torch
 from torch import Tensor, nn
 
 
+class Weighing(nn.Module):
+    """Weigh by what it computes, under a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.inner(x).softmax(-1)
+        return scores * x.sum()
+
+
 class Net(nn.Module):
     """Two linear layers with a tanh between them."""
 

@@ -16,16 +16,11 @@ import hookline as hl
 
 # The compiler asks inputs that are no leaves for their gradients; inductor is full of old names.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
 ]
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
-    """Let no graph of another test be there."""
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ from hookline.hooks.inductor import part_undisturbed
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 SPARING: Any = {"parameters": None, "units_every": 0, "rules": False}
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_inductor_gives_the_same_bits() -> None:

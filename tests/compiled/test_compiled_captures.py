@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch._dynamo
@@ -16,15 +14,6 @@ import hookline as hl
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 SITES = "blocks.**"
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

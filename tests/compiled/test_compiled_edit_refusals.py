@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +14,6 @@ from torch import nn
 import hookline as hl
 
 HINT = 'Ask for the model to be run eagerly: compiled="eager"'
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def _compiled(model: nn.Module) -> Any:

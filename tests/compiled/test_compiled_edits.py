@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,15 +80,6 @@ class Result(NamedTuple):
     values: dict[str, Tensor]
     grads: list[Tensor | None]
     report: str
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def run(model: nn.Module, x: Tensor, edits: Any, *where: str) -> Result:

@@ -33,14 +33,6 @@ pytestmark = [
 MODES = ["default", "reduce-overhead"]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
 def test_two_hundred_steps_are_the_same_to_the_last_bit(dtype: str, mode: str) -> None:

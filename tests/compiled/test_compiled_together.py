@@ -12,19 +12,12 @@ from blocks import Stack
 from torch import Tensor, fx
 
 import hookline as hl
-import hookline.hooks.operators
 from hookline.hooks.inductor import BETWEEN, _show_together
+from hookline.hooks.operators import _pass_by
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-assert hookline.hooks.operators  # they are torch's by now
 with_effects = torch.ops.higher_order.with_effects
 Shown = list[list[str]]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
-    """Let no graph of another test be there."""
-    torch._dynamo.reset()
 
 
 def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> Shown:
@@ -37,8 +30,7 @@ def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> S
             continue
         value = graph.call_function(torch.ops.aten.sin.default, (x,))
         value.meta["val"] = torch.empty(size, device="meta")
-        called = torch.ops.hookline.pass_by.default
-        shown = graph.call_function(with_effects, (token, called, value, key, step))
+        shown = graph.call_function(with_effects, (token, _pass_by, value, key, step))
         shown.meta["val"] = ("token",)
         token = graph.call_function(operator.getitem, (shown, 0))
     graph.output((token,))
@@ -48,7 +40,7 @@ def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> S
     for node in graph.nodes:
         if node.target is with_effects:
             places = str(node.args[-1]).split(BETWEEN)
-            is_one = node.args[1] is torch.ops.hookline.pass_by.default
+            is_one = node.args[1] is _pass_by
             assert is_one == (len(places) == 1)
             found.append(places)
     return found

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import warnings
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -145,15 +145,6 @@ def without_grad(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
 def inference(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
     with torch.inference_mode():
         model(x)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def read(got: hl.Captured) -> dict[Any, Any]:

@@ -15,13 +15,10 @@ from hookline.diffs.reading import open_trace
 from hookline.recordings.tracing import trace_step
 
 # The compiler asks inputs that are no leaves for their gradients.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
-    """Let no graph of another test be there."""
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 
 class Layer(nn.Module):

@@ -6,22 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from small_models import Weighing
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
-
-
-class Weighing(nn.Module):
-    """Weigh by what it computes, under a name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.inner(x).softmax(-1)
-        return scores * x.sum()
 
 
 def wrap(model: nn.Module, backend: object) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,10 @@ import hookline as hl
 
 # The compiler's own remarks about what it cannot trace, which a user sees as warnings.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Give each test a compiler that has seen nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def _model() -> nn.Sequential:

@@ -17,6 +17,7 @@ from compiled_trainings import (
     train_twins,
     wrap,
 )
+from small_models import Weighing
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -178,18 +179,6 @@ def test_inputs_are_watched() -> None:
     twins = train_twins(Stack, plain_loop(5, 3), sites=["blocks.*:input", "head", "head:input"])
     assert_same_rows(twins.eager, twins.compiled)
     assert np.isfinite(twins.compiled.series("blocks.0:input.x").values).all()
-
-
-class Weighing(nn.Module):
-    """Weigh by what it computes, under a name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.inner(x).softmax(-1)
-        return scores * x.sum()
 
 
 def test_variables_and_operations_are_watched() -> None:

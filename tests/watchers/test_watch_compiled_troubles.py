@@ -25,7 +25,10 @@ from trainings import batches, plain_loop
 import hookline as hl
 
 # The compiler asks inputs that are no leaves for their gradients.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 
 class Divided(nn.Module):
@@ -38,12 +41,6 @@ class Divided(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x) / (x.sum() != 0))
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
-    """Let no graph of another test be there."""
-    torch._dynamo.reset()
 
 
 def _train_to_zero(call: Callable[..., Any], model: nn.Module) -> hl.Watch:
