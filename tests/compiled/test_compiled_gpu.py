@@ -21,7 +21,8 @@ from compared_bits import LENGTH, SAME, WORDS, Outcome, SmallGPT
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.hooks.operators import Ear, Place, ease_tracing, pass_both
+from hookline.hooks.hearing import Ear, Place
+from hookline.hooks.operators import ease_tracing, pass_both
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,8 +24,8 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.compiler_notes import CompilerNotes
 from hookline.hooks.ears import ListenerEar, VisitEar
 from hookline.hooks.functions import Which, is_among
-from hookline.hooks.operators import MISSING, REASON, SHAPE, Ear
-from hookline.hooks.operators import Place as Delivered
+from hookline.hooks.hearing import MISSING, REASON, SHAPE, Ear
+from hookline.hooks.hearing import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
 from hookline.hooks.structures import imagine

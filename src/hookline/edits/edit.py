@@ -21,8 +21,8 @@ from hookline.edits.traced_edits import make_traced_edit
 from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.functions import FunctionListener, Which, attach_function, check_which
+from hookline.hooks.hearing import Ear
 from hookline.hooks.idleness import why_idle
-from hookline.hooks.operators import Ear
 from hookline.hooks.reasons import swap_notes, why_not_called
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session

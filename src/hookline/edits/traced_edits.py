@@ -21,21 +21,18 @@ from hookline.edits.changes import change, why_unfit
 from hookline.edits.places import limit
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.fitting import misfit, show_shape
-from hookline.hooks.nested import Silent, Walk, get, tensors
-from hookline.hooks.operators import (
+from hookline.hooks.hearing import (
     FAULT,
     MISSING,
     Ear,
     Gradient,
     Place,
-    Way,
-    announce,
-    hook_gradient,
-    note_change,
     read_about,
     write_about,
     write_mode,
 )
+from hookline.hooks.nested import Silent, Walk, get, tensors
+from hookline.hooks.operators import Way, announce, hook_gradient, note_change
 from hookline.hooks.structures import imagine
 from hookline.hooks.visits import describe
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookline._errors import UnsupportedModel
 from hookline.hooks.arguments import positional_names
 from hookline.hooks.ears import VisitEar
-from hookline.hooks.operators import Ear
+from hookline.hooks.hearing import Ear
 from hookline.hooks.traced import Refused, Traced, TracedEar, in_turn
 from hookline.hooks.traced_inside import Ask, TracedInside
 

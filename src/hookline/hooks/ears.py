@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline._torch import graph_task_id
-from hookline.hooks.operators import (
+from hookline.hooks.hearing import (
     BEGIN,
     BESIDE,
     FAULT,

@@ -19,7 +19,7 @@ from hookline.hooks.arguments import bind, known_names, unbind
 from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.fitting import check_fit, is_met_again, refuse_second_order
-from hookline.hooks.operators import Ear
+from hookline.hooks.hearing import Ear
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import operator
 import sys
 from collections.abc import Callable
@@ -20,22 +19,17 @@ import torch
 from torch import fx
 
 from hookline._torch import has_inductor
+from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
-BETWEEN = "\x1c"
-"""What stands between the places of several values that are shown in one call."""
-_LOOKING = ("pass_by", "hand_over", "hand_back", "note")
-"""The operators that are given a value to look at, or a key alone."""
-_VALUE, _OTHER = 2, 3
-"""Where the value stands among the arguments of a call, and what can stand there meanwhile."""
-_TOGETHER, _MOST_BYTES = 8, 1 << 28
-"""How many values are shown in one call, and how many bytes of them are held for that."""
+_OTHER = 3
+"""What can stand among the arguments of a call where the value does, meanwhile."""
 _NEAR = 64
 """How many nodes on the first reader of a value may be for an operator to come after it."""
 
 _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "carry", "note")
 """The operators that need Python every time; what a CUDA graph replays has none."""
 
-_MAKE = "hookline 1"
+_MAKE = "hookline 2"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -114,33 +108,25 @@ def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Par
     """Part a graph of forward and backward where it would be parted without the operators."""
     from torch._functorch.compile_utils import fx_graph_cse
 
-    if not any(map(_is_looking, joint.graph.nodes)):
+    if not any(map(is_looking, joint.graph.nodes)):
         return part(joint)
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)  # done again later, when names have to stay
     before = copy.deepcopy(joint.graph)
     known = {node.name: node for node in before.nodes}
     values = {
-        node.name: known[node.args[_VALUE].name]
+        node.name: known[node.args[VALUE].name]
         for node in joint.graph.nodes
-        if _is_looking(node) and node.args[_VALUE].op != "placeholder"
+        if is_looking(node) and node.args[VALUE].op != "placeholder"
     }
     _set_aside(joint.graph, values)
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
-            _show_together(one.graph)
+            show_together(one.graph)
             one.recompile()
         return parts
     return part(fx.GraphModule(joint, before))
-
-
-def _is_looking(node: fx.Node) -> bool:
-    """Tell whether a node is a call of an operator that is given a value to look at."""
-    if node.op != "call_function" or node.target is not torch.ops.higher_order.with_effects:
-        return False
-    called: Any = node.args[1]
-    return called.namespace == "hookline" and called._opname in _LOOKING
 
 
 def _set_aside(graph: fx.Graph, values: dict[str, fx.Node]) -> None:
@@ -152,7 +138,7 @@ def _set_aside(graph: fx.Graph, values: dict[str, fx.Node]) -> None:
     last = list(moved)[-1]
     for node in list(graph.nodes):
         if node.name in values:
-            node.update_arg(_VALUE, node.args[_OTHER])
+            node.update_arg(VALUE, node.args[_OTHER])
         if _is_ours(node) and all(one in moved for one in node.all_input_nodes):
             last.append(node)
             last = node
@@ -174,7 +160,7 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
             value = _find(values[node.name], graph, names, made)
             if value is None:
                 return False
-            node.update_arg(_VALUE, value)
+            node.update_arg(VALUE, value)
             at = max(at, _find_first_reader(value, order))
         if any(user not in own and user.op != "output" for user in node.users):
             return False
@@ -186,72 +172,11 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
     return True
 
 
-def _show_together(graph: fx.Graph) -> None:
-    """Have values that come one after the other shown in one call, for a call takes its time."""
-    group: list[fx.Node] = []
-    held = 0
-    for node in list(graph.nodes):
-        if _is_looking(node) and node.args[1]._opname == "pass_by":
-            size = _count_bytes(node.args[_VALUE])
-            if group and (len(group) == _TOGETHER or held + size > _MOST_BYTES):
-                _join(graph, group)
-                group, held = [], 0
-            group.append(node)
-            held += size
-        elif group and _ends_group(node):
-            _join(graph, group)
-            group, held = [], 0
-    _join(graph, group)
-
-
-def _count_bytes(value: fx.Node) -> int:
-    """Give the bytes of a value, as far as its shape is known; none of what is held anyway."""
-    shown = value.meta.get("val")
-    if value.op == "placeholder" or not isinstance(shown, torch.Tensor):
-        return 0
-    sizes = [size if isinstance(size, int) else 1 for size in shown.shape]
-    return math.prod(sizes) * shown.element_size()
-
-
-def _ends_group(node: fx.Node) -> bool:
-    """Tell whether no value may be shown later than this: it has an effect, or writes to memory."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    return bool(node.target._schema.is_mutable)
-
-
-def _join(graph: fx.Graph, group: list[fx.Node]) -> None:
-    """Put one call in the place of the last of some that follow each other."""
-    if len(group) < 2:
-        return
-    first, last = group[0], group[-1]
-    values, keys, places = zip(*(node.args[_VALUE:] for node in group), strict=True)
-    with graph.inserting_before(last):
-        together = graph.call_function(
-            torch.ops.higher_order.with_effects,
-            (
-                first.args[0],
-                torch.ops.hookline.pass_all.default,
-                list(values),
-                list(keys),
-                BETWEEN.join(places),
-            ),
-        )
-    together.meta = dict(last.meta)
-    last.replace_all_uses_with(together)
-    for node in reversed(group):
-        for token in list(node.users):
-            graph.erase_node(token)
-        graph.erase_node(node)
-
-
 def _is_ours(node: fx.Node) -> bool:
     """Tell whether a node calls one of the operators, or is a part of what that gives."""
     if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_looking(node.args[0])
-    return _is_looking(node)
+        return isinstance(node.args[0], fx.Node) and is_looking(node.args[0])
+    return is_looking(node)
 
 
 def _find(
@@ -318,7 +243,7 @@ def _copy_unwritten() -> None:
             made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
-    for name in (*_LOOKING, "pass_all"):
+    for name in (*LOOKING, "pass_all"):
         called = getattr(torch.ops.hookline, name).default
         lowered = functools.wraps(lower)(functools.partial(lower, called))
         lowering.register_lowering(called, type_promotion_kind=None)(lowered)

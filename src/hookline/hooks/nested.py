@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.hooks.operators import Way, write_step
+from hookline.hooks.hearing import write_step
+from hookline.hooks.operators import Way
 
 TENSOR = "'T'"
 """How a tensor is written."""

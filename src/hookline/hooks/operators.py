@@ -8,12 +8,11 @@ session that asks for the same.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -29,145 +28,21 @@ from hookline._torch import (
     save_in_checkpoint,
     shown_product,
 )
-from hookline._trees import Path
-from hookline.hooks.inductor import BETWEEN, keep_decisions
+from hookline.hooks.hearing import (
+    BREAK,
+    GRADIENT,
+    WITHOUT,
+    Gradient,
+    find_ear,
+    read_place,
+    show,
+    show_all,
+    write_mode,
+)
+from hookline.hooks.inductor import keep_decisions
 
-_BREAK = "\x1f"
-"""What stands between the parts of a place that is written as one string."""
-_INNER = "\x1d"
-"""What stands there in a place that is a part of another one."""
-_WITHOUT = "\x1e"
-"""What stands before a place in code that is traced without grad."""
-
-BEGIN = "begin"
-"""The place of no value: an execution of a module begins."""
-BESIDE = "beside"
-"""The place of no value: one begins, unless a hook that runs beside the graph said so already."""
-END = "end"
-"""The place of no value: an execution of the root ends."""
-SHAPE = "shape"
-"""The place of no value: what a nested value is made of."""
-MISSING = "missing"
-"""The place of no value: a nested value has no such part; what it is made of."""
-REASON = "reason"
-"""The place of no value: why a tensor can have no gradient."""
-FAULT = "fault"
-"""The place of no value: why what was asked for cannot be done with this value."""
-GRADIENT = "gradient:"
-"""What stands before the port of a value of which only the gradient is asked for."""
-
-
-class Place(NamedTuple):
-    """Where in an execution of a module a value is."""
-
-    port: str
-    """The port: `input`, `output`, or a name inside forward such as `@scores[1]`."""
-    leaf: Path
-    """The way to the tensor in a nested value."""
-    has_grad: bool = True
-    """Whether grad was on where the value is made; while a graph runs torch does not tell."""
-
-
-def write_step(path: str, key: object) -> str:
-    """Add a key to a written path. Runs while a graph is traced, so it is as plain as can be."""
-    if isinstance(key, int):
-        return path + _BREAK + "#" + str(key)
-    return path + _BREAK + "." + str(key)
-
-
-def write_mode(place: str) -> str:
-    """Add whether grad is on. Runs while a graph is traced, after all steps were written."""
-    return place if torch.is_grad_enabled() else _WITHOUT + place
-
-
-def write_about(what: str, place: str, text: str) -> str:
-    """Write something about a place, in the place of no value. Runs while a graph is traced."""
-    return write_mode(what + _BREAK + "." + text + _BREAK + "." + place.replace(_BREAK, _INNER))
-
-
-def read_about(about: Place) -> tuple[str, Place]:
-    """Read what `write_about` wrote: the text, and the place that it is about."""
-    text, place = about.leaf
-    return str(text), read_place(str(place).replace(_INNER, _BREAK))
-
-
-@functools.cache
-def read_place(text: str) -> Place:
-    """Read what the steps of `write_step` wrote after a port."""
-    port, *steps = text.removeprefix(_WITHOUT).split(_BREAK)
-    leaf = tuple(int(one[1:]) if one[0] == "#" else one[1:] for one in steps)
-    return Place(port, leaf, not text.startswith(_WITHOUT))
-
-
-Gradient = Callable[[Tensor], None]
-"""Who is told the gradient of a value that was handed over."""
-
-
-class Ear:
-    """Whoever hears what operators with its key deliver."""
-
-    __slots__ = ("__weakref__", "key")
-
-    def __init__(self, device: torch.device) -> None:
-        with torch.inference_mode(False):  # it goes into graphs with grad
-            self.key = torch.zeros(1, dtype=torch.int64, device=device)
-        """Tells at run time whose a delivery is, by where it lies in memory; never read."""
-        _ears[self.key.data_ptr()] = self
-        dynamo = sys.modules.get("torch._dynamo")
-        if device.type == "cuda" and dynamo is not None:
-            dynamo.mark_static_address(self.key, guard=False)  # CUDA graphs need not copy it
-
-    def hear(self, tensor: Tensor, place: Place) -> None:
-        """Receive a value or a gradient (its port ends in `.grad`), in passing."""
-
-    @classmethod
-    def hear_all(cls, heard: Sequence[tuple[Any, Tensor, Place]]) -> None:
-        """Have ears of this kind receive values that come together."""
-        for ear, tensor, place in heard:
-            ear.hear(tensor, place)
-
-    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
-        """Receive a value; give who is to be told its gradient."""
-        self.hear(tensor, place)
-        return lambda grad: self.hear(grad, Place(f"{place.port}.grad", place.leaf))
-
-    def note(self, place: Place, shape: Sequence[int]) -> None:
-        """Learn that something is done to a value of this shape, inside the graph."""
-
-
-_ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
 _tickets: dict[int, Gradient] = {}
 _numbers = itertools.count(1)
-
-
-@run_uncompiled
-def _pass(value: Tensor, key: Tensor, place: str) -> None:
-    ear = _ears.get(key.data_ptr())
-    if ear is not None:
-        ear.hear(value, read_place(place))
-
-
-@functools.cache
-def _read_places(text: str) -> tuple[Place, ...]:
-    return tuple(map(read_place, text.split(BETWEEN)))
-
-
-@run_uncompiled
-def _pass_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> None:
-    """Show several values at once; the compiler puts this in the place of several calls."""
-    heard: list[tuple[Ear, Tensor, Place]] = []
-    kind: type[Ear] | None = None
-    for value, key, place in zip(values, keys, _read_places(places), strict=True):
-        ear = _ears.get(key.data_ptr())
-        if ear is None:
-            continue
-        if type(ear) is not kind and kind is not None:
-            kind.hear_all(heard)
-            heard = []
-        kind = type(ear)
-        heard.append((ear, value, place))
-    if kind is not None:
-        kind.hear_all(heard)
 
 
 def _refuse_recording(tensor: Tensor) -> None:
@@ -183,9 +58,9 @@ def _refuse_recording(tensor: Tensor) -> None:
 def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
     number = next(_numbers)
     ticket = torch.tensor(number)
-    if value is not key or place.startswith((GRADIENT, _WITHOUT + GRADIENT)):
+    if value is not key or place.startswith((GRADIENT, WITHOUT + GRADIENT)):
         _refuse_recording(value)  # of an announcement, that replays cannot repeat it does no harm
-    ear = _ears.get(key.data_ptr())
+    ear = find_ear(key)
     told = None if ear is None else ear.take(value, read_place(place))
     if told is not None:
         _tickets[number] = told
@@ -205,7 +80,7 @@ def _hand_back(grad: Tensor, ticket: Tensor) -> None:
 @run_uncompiled
 def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
     _refuse_recording(value)
-    ear = _ears.get(key.data_ptr())
+    ear = find_ear(key)
     if ear is not None and graph_task_id() == -1:  # else it is the recompute of a region
         ear.take(value, read_place(place))
     return value.clone()
@@ -214,7 +89,7 @@ def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
 @run_uncompiled
 def _note(key: Tensor, place: str, shape: Sequence[int]) -> None:
     _refuse_recording(key)
-    ear = _ears.get(key.data_ptr())
+    ear = find_ear(key)
     if ear is not None:
         ear.note(read_place(place), shape)
 
@@ -227,8 +102,8 @@ def _make_library() -> Any:
     library = torch.library.Library("hookline", "DEF")
     # What they do, and what the compiler runs on tensors without content.
     operators: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
-        "pass_by": ("(Tensor value, Tensor key, str place) -> ()", _pass, _nothing),
-        "pass_all": ("(Tensor[] values, Tensor[] keys, str places) -> ()", _pass_all, _nothing),
+        "pass_by": ("(Tensor value, Tensor key, str place) -> ()", show, _nothing),
+        "pass_all": ("(Tensor[] values, Tensor[] keys, str places) -> ()", show_all, _nothing),
         "hand_over": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
         "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
         "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
@@ -259,8 +134,8 @@ def _copy(value: Tensor, *_: Any) -> Tensor:
 
 _library = _make_library()
 # What inductor calls: see `hooks.inductor`.
-setattr(torch.ops.hookline.pass_by, "run", _pass)  # noqa: B010
-setattr(torch.ops.hookline.pass_all, "run", _pass_all)  # noqa: B010
+setattr(torch.ops.hookline.pass_by, "run", show)  # noqa: B010
+setattr(torch.ops.hookline.pass_all, "run", show_all)  # noqa: B010
 _pass_by = torch.ops.hookline.pass_by.default
 """Show a value to the ear with a key, and go on."""
 _hand = torch.ops.hookline.hand_over.default
@@ -358,7 +233,7 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
         return _hand_in_both(value, key, place)
     if has_value:
         _pass_by(value.detach(), key, place)
-    port, mark, leaf = place.partition(_BREAK)
+    port, mark, leaf = place.partition(BREAK)
     return hook_gradient(value, lambda grad: _pass_by(grad, key, f"{port}.grad{mark}{leaf}"), way)
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline.hooks.nested import TENSOR, Silent, Walk, tensors, way_to
-from hookline.hooks.operators import (
+from hookline.hooks.hearing import (
     BEGIN,
     BESIDE,
     END,
@@ -22,6 +21,11 @@ from hookline.hooks.operators import (
     MISSING,
     REASON,
     SHAPE,
+    write_about,
+    write_mode,
+)
+from hookline.hooks.nested import TENSOR, Silent, Walk, tensors, way_to
+from hookline.hooks.operators import (
     Way,
     announce,
     hand_both,
@@ -31,8 +35,6 @@ from hookline.hooks.operators import (
     pass_both,
     pass_one,
     show_output,
-    write_about,
-    write_mode,
 )
 
 

@@ -17,8 +17,8 @@ from hookline.hooks.arguments import bind, paths
 
 if TYPE_CHECKING:
     from hookline.hooks.ears import VisitEar
+    from hookline.hooks.hearing import Ear, Place
     from hookline.hooks.junctions import Junction
-    from hookline.hooks.operators import Ear, Place
     from hookline.hooks.sessions import Session
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.hooks.ears import VisitEar, is_remark
-from hookline.hooks.operators import Ear, Gradient, Place
+from hookline.hooks.hearing import Ear, Gradient, Place
 
 if TYPE_CHECKING:
     from hookline.recordings.course import Passage

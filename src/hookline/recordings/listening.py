@@ -14,7 +14,7 @@ from hookline._torch import is_functorch_active, is_tracing
 from hookline._trees import Path
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.ears import VisitEar
-from hookline.hooks.operators import Place
+from hookline.hooks.hearing import Place
 from hookline.hooks.sessions import Session
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import Listener, Station, Visit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,13 @@ from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
 from hookline.hooks.arguments import bind
 from hookline.hooks.ears import VisitEar
-from hookline.hooks.operators import Ear, Gradient, Place
+from hookline.hooks.hearing import Place
 from hookline.hooks.sessions import Session
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
 from hookline.watchers.describing import source_of
+from hookline.watchers.passing import GRAD, WatchEar
 from hookline.watchers.swift_ears import make_swift_ear
 from hookline.watchers.units import choose_probe
 
@@ -35,7 +36,6 @@ _WHY_NOT = (
 )
 
 
-_GRAD = ".grad"
 _OUTPUT = ("output", (), False)
 """What an output is known by that is one tensor."""
 
@@ -215,7 +215,7 @@ class WatchListener(Listener):
     def meet_passing(self, place: Place, tensor: Tensor) -> int | None:
         """Number a value or a gradient in a compiled graph; None where it is not measured now."""
         recorder, port = self.recorder, place.port
-        is_grad = port.endswith(_GRAD)
+        is_grad = port.endswith(GRAD)
         if not is_grad:
             if graph_task_id() != -1 and checkpoints.is_recompute():
                 return None
@@ -226,7 +226,7 @@ class WatchListener(Listener):
                 return None
         if not (self.is_due and recorder.is_on and self.session.is_open):
             return None
-        key = (port.removesuffix(_GRAD), place.leaf, is_grad)
+        key = (port.removesuffix(GRAD), place.leaf, is_grad)
         number = self._ids.get(key)
         if number is None:
             number = self._meet(key, tensor)
@@ -343,54 +343,6 @@ class WatchListener(Listener):
             )
 
         return describe
-
-
-class WatchEar(Ear):
-    """Have what a compiled graph shows measured."""
-
-    __slots__ = ("listener",)
-
-    def __init__(self, device: torch.device, listener: WatchListener) -> None:
-        super().__init__(device)
-        self.listener = listener
-
-    def hear(self, tensor: Tensor, place: Place) -> None:
-        self.listener.on_passing(place, tensor)
-
-    @classmethod
-    def hear_all(cls, heard: Sequence[tuple[WatchEar, Tensor, Place]]) -> None:
-        """Have values that come together measured together, where no more is asked of them."""
-        recorder, first = heard[0][0].listener.recorder, heard[0][1]
-        is_one = all(
-            ear.listener.recorder is recorder and one.device == first.device
-            for ear, one, _ in heard
-        )
-        sites: list[int] = []
-        values: list[Tensor] = []
-        try:
-            for ear, tensor, place in heard:
-                number = ear.listener.meet_passing(place, tensor)  # this may begin a step
-                if number is not None:
-                    sites.append(number)
-                    values.append(tensor)
-            if is_one and not (recorder.extras or recorder.units.is_on):
-                recorder.measure_passing_together(sites, values)
-                return
-        except Exception as error:
-            recorder.guard.take(error)
-            return
-        for ear, tensor, place in heard:
-            ear.hear(tensor, place)
-
-    def take(self, tensor: Tensor, place: Place) -> Gradient | None:
-        # Inside a checkpoint that is compiled, values may come while the backward computes them.
-        listener = self.listener
-        if listener.values:
-            self.hear(tensor, place)
-        if not listener.gradients:
-            return None
-        of_grad = Place(place.port + _GRAD, place.leaf)
-        return lambda grad: self.hear(grad, of_grad)
 
 
 class CallListener(Listener):
