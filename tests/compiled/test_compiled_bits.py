@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.ir import FallbackKernel
 
 import hookline as hl
 from hookline.hooks.inductor import part_undisturbed
@@ -162,3 +164,33 @@ def test_the_settings_of_the_compiler_are_left_as_they_were() -> None:
     with hl.watch(model, **SPARING):
         compiled(torch.randn(2, 3)).sum().backward()
     assert config.custom_partitioner_fn is None
+
+
+def _list_kernels(watch: Any) -> Counter[Any]:
+    """Compile a training step, and count which operations inductor puts into one kernel."""
+    from torch._inductor import config
+
+    kernels: Counter[Any] = Counter()
+
+    def look(nodes: list[Any]) -> list[Any]:
+        for node in nodes:
+            parts = [one.node for one in node.get_nodes() if one.node is not None]
+            if len(parts) > 1:
+                targets = [sorted(str(o.target) for o in one.origins) for one in parts]
+                kernels[str(sorted(targets))] += 1
+        return nodes
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, tokens = SmallGPT(blocks=3), torch.randint(0, WORDS, (2, LENGTH))
+    compiled = torch.compile(model, fullgraph=True)
+    with config.patch(_post_fusion_custom_pass=look), watch(model):
+        compiled(tokens).square().mean().backward()
+    return kernels
+
+
+def test_what_becomes_one_kernel_does_so_without_a_watch() -> None:
+    plain = _list_kernels(_plain)
+    watched = _list_kernels(lambda model: hl.watch(model, **SPARING))
+    assert len(plain) > 5
+    assert watched == plain

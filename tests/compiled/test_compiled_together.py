@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 import hookline as hl
 from hookline.hooks.operators import _pass_by
-from hookline.hooks.together import BETWEEN, part_layers, show_together
+from hookline.hooks.together import BETWEEN, show_together
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 with_effects = torch.ops.higher_order.with_effects
@@ -46,33 +46,9 @@ def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> S
     return found
 
 
-def test_values_are_shown_up_to_eight_at_once_in_groups_about_as_long() -> None:
+def test_values_are_shown_eight_at_once() -> None:
     names = [str(number) for number in range(10)]
-    assert _make(*names) == [names[:5], names[5:]]
-
-
-def test_every_layer_is_divided_alike() -> None:
-    layer = [f"value {number}" for number in range(5)]
-    shown = _make("embedding", *layer * 4, "head")
-    assert shown == [["embedding"], *[layer] * 4, ["head"]]
-
-
-@pytest.mark.parametrize(
-    ("values", "parts"),
-    [
-        ("", []),
-        ("a", [1]),
-        ("abcdefgh", [8]),
-        ("abcdeabcdeabcde", [5, 5, 5]),
-        ("xabcdeabcdeabcdeyz", [1, 5, 5, 5, 2]),
-        ("xabcabcabcabcabcyz", [1, 6, 6, 5]),
-        ("abcdefghijk" * 2, [11, 11]),
-        ("a" * 20, [8, 8, 4]),
-        ("abcabdabeabfabg", [15]),
-    ],
-)
-def test_a_sequence_is_parted_where_it_repeats_itself(values: str, parts: list[int]) -> None:
-    assert list(part_layers(values)) == parts
+    assert _make(*names) == [names[:8], names[8:]]
 
 
 def test_large_values_are_not_held_for_others() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from hookline._torch import has_inductor
+from hookline.hooks.fusion import fuse_the_others, mark_copy
 from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
 _OTHER = 3
@@ -46,6 +47,7 @@ def keep_decisions() -> None:
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
         _copy_unwritten()
+        fuse_the_others()
         _part_replays(config)
 
 
@@ -231,6 +233,7 @@ def _copy_unwritten() -> None:
         if isinstance(data, ir.StorageBox) and isinstance(data.data, ir.Pointwise):
             value = lowering.clone(value)
             value.realize()
+            mark_copy(value.data.data)
         return value
 
     def lower(called: Any, value: Any, *others: Any) -> Any:

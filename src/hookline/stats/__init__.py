@@ -16,7 +16,7 @@ readings.py   how the kernels read each dtype
 slots.py      where they leave partial rows; arriving.py what is on its way from there
 shares.py     what the Triton kernels are made of; kernels.py, update_kernels.py and
               extra_kernels.py those that are launched
-launching.py  how they are launched
+launching.py  how they are launched; repeating.py again and again for the same kinds of tensors
 anywhere.py   the log of any other device, by plain torch operations
 """
 

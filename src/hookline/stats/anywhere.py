@@ -177,6 +177,9 @@ class TorchLog:
         """Measure some tensors, one after the other."""
         return [self.add(one) for one in tensors]
 
+    def repeat(self, tensors: Sequence[Tensor]) -> None:
+        """There is no shorter way."""
+
     def find_bad(self) -> dict[int, bool]:
         """Give the rows that have a NaN or a positive infinity, and whether it is a NaN."""
         with self._lock, undisturbed():

@@ -6,6 +6,7 @@ Nothing here waits for the device but `wait` of what was taken, which is meant f
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -30,13 +31,13 @@ from hookline.stats.logs import Extras, Taken, Update
 from hookline.stats.measuring import LARGE, Measuring, is_direct
 from hookline.stats.preparing import prepare, prepare_update, undisturbed
 from hookline.stats.readings import READABLE
+from hookline.stats.repeating import Repeat
 from hookline.stats.rows import NAN, POSINF
 from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
 
 TOGETHER = 8
 """How many tensors one launch can measure."""
 
-_SHARES = 64
 _ALONE = 1 << 26
 """Elements of a tensor that is worth a launch of its own."""
 
@@ -83,7 +84,7 @@ class CudaLog:
         self._measuring = Measuring(self._index)
         self._ready = self._measuring.ready
         self._extras = ExtraKernels(self._index)
-        self._eight: dict[torch.dtype, Launcher] = {}
+        self._eight: dict[torch.dtype, tuple[Launcher, int, int]] = {}
         self._update = {
             has: Launcher(
                 update_kernels.measure_four_updates,
@@ -212,42 +213,71 @@ class CudaLog:
                 rows[number] += first
         return rows
 
+    def repeat(self, tensors: Sequence[Tensor]) -> Repeat | None:
+        """Give what measures tensors like these, if one launch can."""
+        kind = tensors[0].dtype
+        places: list[int] = []
+        sizes: list[int] = []
+        offsets: list[int] = []
+        for one in tensors:
+            at, size = _find_plain(one), one.numel()
+            if not at or size >= _ALONE or one.dtype is not kind:
+                return None
+            if not places or at != places[-1]:
+                places.append(at)
+                sizes.append(size)
+            elif size != sizes[-1]:
+                return None
+            offsets.append(len(places) - 1)
+        if not 1 < len(places) <= TOGETHER:
+            return None
+        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
+        return Repeat(
+            tensors,
+            index=self._index,
+            slots=self._slots,
+            lock=self._lock,
+            launcher=launcher,
+            ends=apportion(tuple(sizes), block, most),
+            offsets=offsets,
+        )
+
     def _launch(
         self, kind: torch.dtype, places: list[int], sizes: list[int], tensors: list[Tensor]
     ) -> int:
         """Measure tensors of one dtype, given where they lie; give the first row."""
         _refuse_recording(tensors[0])
-        launcher = self._eight.get(kind) or self._make_eight(kind)
+        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
         count = len(tensors)
         missing = TOGETHER - count
-        sizes += [0] * missing
-        places += places[:1] * missing
+        ends = apportion(tuple(sizes), block, most)
+        sizes = [*sizes, *[0] * missing]
+        places = [*places, *places[:1] * missing]
         with self._lock, self._on_device():
             stream = self._slots.use_stream()
             slot, row = self._slots.reserve(count)
             launcher(
                 kind,
-                count * _SHARES,
+                ends[-1],
                 stream,
-                (*places, *sizes, *self._slots.places(slot)),
+                (*places, *sizes, *ends, *self._slots.places(slot)),
                 lambda: (
                     *(self._measuring.see(one) for one in (*tensors, *[tensors[0]] * missing)),
                     *sizes,
+                    *ends,
                     *self._slots.tensors(slot),
                 ),
             )
         return row
 
-    def _make_eight(self, kind: torch.dtype) -> Launcher:
+    def _make_eight(self, kind: torch.dtype) -> tuple[Launcher, int, int]:
         reading = self._measuring.reading(kind)
-        self._eight[kind] = Launcher(
-            kernels.measure_eight,
-            warps=reading.warps,
-            MOST=MOST_PROGRAMS,
-            SHARES=_SHARES,
-            **reading.constants(),
+        launcher = Launcher(
+            kernels.measure_eight, warps=reading.warps, MOST=MOST_PROGRAMS, **reading.constants()
         )
-        return self._eight[kind]
+        made = launcher, reading.block, self._measuring.most_programs(reading)
+        self._eight[kind] = made
+        return made
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:
         """Measure `after - before`, and how many elements with a gradient did not change."""
@@ -327,6 +357,17 @@ class CudaLog:
         if current_cuda_device() == self._index:
             return contextlib.nullcontext()
         return torch.cuda.device(self._index)
+
+
+@functools.lru_cache(maxsize=4096)
+def apportion(sizes: tuple[int, ...], block: int, most: int) -> tuple[int, ...]:
+    """Share programs among tensors by how large these are; give where those of each end."""
+    total = max(sum(sizes), 1)
+    ends, end = [], 0
+    for size in sizes:
+        end += max(1, min(most * size // total, -(-size // block), MOST_PROGRAMS))
+        ends.append(end)
+    return (*ends, *[end] * (TOGETHER - len(sizes)))
 
 
 @contextlib.contextmanager

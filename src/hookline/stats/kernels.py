@@ -97,7 +97,12 @@ def measure_strided(
     store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)
 
 
-@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
+@triton.jit(
+    do_not_specialize=[
+        *("n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"),
+        *("end0", "end1", "end2", "end3", "end4", "end5", "end6", "end7"),
+    ]
+)
 def measure_eight(
     x0_ptr,
     x1_ptr,
@@ -115,10 +120,17 @@ def measure_eight(
     n5,
     n6,
     n7,
+    end0,
+    end1,
+    end2,
+    end3,
+    end4,
+    end5,
+    end6,
+    end7,
     rows_ptr,
     programs_ptr,
     MOST: tl.constexpr,
-    SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -127,44 +139,66 @@ def measure_eight(
 ):
     """Write the partial rows of eight tensors of one dtype in slots that follow each other.
 
-    One launch, because that takes longer than reading a tensor. Fewer come with empty ones.
+    One launch, because that takes longer than reading a tensor. The programs up to `end0` read the
+    first one, those up to `end1` the second: larger ones have more. Fewer come with empty ones.
     """
     pid = tl.program_id(0)
-    which = pid // SHARES
-    share = (pid % SHARES).to(tl.int64)
+    which = 0
     x_ptr = x0_ptr
     n = n0
-    if which == 1:
+    begin = end0 * 0
+    end = end0
+    if pid >= end0:
+        which = 1
         x_ptr = x1_ptr
         n = n1
-    elif which == 2:
+        begin = end0
+        end = end1
+    if pid >= end1:
+        which = 2
         x_ptr = x2_ptr
         n = n2
-    elif which == 3:
+        begin = end1
+        end = end2
+    if pid >= end2:
+        which = 3
         x_ptr = x3_ptr
         n = n3
-    elif which == 4:
+        begin = end2
+        end = end3
+    if pid >= end3:
+        which = 4
         x_ptr = x4_ptr
         n = n4
-    elif which == 5:
+        begin = end3
+        end = end4
+    if pid >= end4:
+        which = 5
         x_ptr = x5_ptr
         n = n5
-    elif which == 6:
+        begin = end4
+        end = end5
+    if pid >= end5:
+        which = 6
         x_ptr = x6_ptr
         n = n6
-    elif which == 7:
+        begin = end5
+        end = end6
+    if pid >= end6:
+        which = 7
         x_ptr = x7_ptr
         n = n7
-    n = n.to(tl.int64)
-    shares = tl.minimum((n + BLOCK - 1) // BLOCK, SHARES)
-    if share < shares:
-        if share == 0:
-            tl.store(programs_ptr + which, shares.to(tl.int32))
-        finite, nan, posinf, neginf, low, high, mean, m2 = flat_share(
-            x_ptr, n, share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS
-        )
-        row_ptr = rows_ptr + (which.to(tl.int64) * MOST + share) * WIDTH
-        store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)
+        begin = end6
+        end = end7
+    share = (pid - begin).to(tl.int64)
+    shares = (end - begin).to(tl.int64)
+    if share == 0:
+        tl.store(programs_ptr + which, end - begin)
+    finite, nan, posinf, neginf, low, high, mean, m2 = flat_share(
+        x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS
+    )
+    row_ptr = rows_ptr + (which * MOST + share) * WIDTH
+    store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)
 
 
 @triton.jit

@@ -71,6 +71,17 @@ class Taken(Protocol):
         ...
 
 
+class Repeat(Protocol):
+    """Measure tensors that are like some that were measured."""
+
+    offsets: list[int]
+    """Which row each tensor has, counted from the first."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> int:
+        """Measure them; give the first row, or -1 where they are not what they were."""
+        ...
+
+
 class Log(Protocol):
     """Measure tensors of one device, one after the other."""
 
@@ -80,6 +91,10 @@ class Log(Protocol):
 
     def add_together(self, tensors: Sequence[Tensor]) -> list[int]:
         """Measure some tensors as they are now, for less than one by one where that can be."""
+        ...
+
+    def repeat(self, tensors: Sequence[Tensor]) -> Repeat | None:
+        """Give what measures tensors like these for less than that, again and again; if any."""
         ...
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:

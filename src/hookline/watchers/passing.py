@@ -48,7 +48,7 @@ class WatchEar(Ear):
                     values.append(tensor)
             if is_one and not (recorder.extras or recorder.units.is_on):
                 recorder.measure_passing_together(sites, values)
-                return _make_ready(heard, sites)
+                return _make_ready(heard, sites, values)
         except Exception as error:
             recorder.guard.take(error)
             return None
@@ -68,7 +68,7 @@ class WatchEar(Ear):
 
 
 def _make_ready(
-    heard: Sequence[tuple[WatchEar, Tensor, Place]], sites: Sequence[int]
+    heard: Sequence[tuple[WatchEar, Tensor, Place]], sites: Sequence[int], values: Sequence[Tensor]
 ) -> Ready | None:
     """Make what measures the same values next time, all of them known and of one watch."""
     listeners = tuple(dict.fromkeys(ear.listener for ear, _, _ in heard))
@@ -79,6 +79,7 @@ def _make_ready(
         return None
     if any(one.session is not session for one in listeners):
         return None
+    repeat = recorder.repeat(sites, values)
 
     def measure(values: Sequence[Tensor]) -> bool:
         if not recorder.is_on or recorder.extras or recorder.units.is_on or not session.is_open:
@@ -89,7 +90,8 @@ def _make_ready(
             if not one.is_due:
                 return False
         try:
-            recorder.measure_passing_together(sites, values)
+            if repeat is None or not repeat(values):
+                recorder.measure_passing_together(sites, values)
         except Exception as error:
             recorder.guard.take(error)
         return True

@@ -221,6 +221,26 @@ class Recorder:
             self._step.events += zip(sites, rows, repeat(log), strict=False)
             self.own_seconds += time.perf_counter() - begun
 
+    def repeat(
+        self, sites: Sequence[int], values: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], bool] | None:
+        """Give what measures such values next time for less, or tells that it cannot; if any."""
+        log = self.log_for(values[0].device)
+        again = log.repeat(values)
+        if again is None:
+            return None
+        pairs = tuple(zip(sites, again.offsets, strict=True))
+
+        def measure(values: Sequence[Tensor]) -> bool:
+            begun = time.perf_counter()
+            row = again(values)
+            if row >= 0:
+                self._step.events += [(site, row + offset, log) for site, offset in pairs]
+                self.own_seconds += time.perf_counter() - begun
+            return row >= 0
+
+        return measure
+
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
         log = self.log_for(part.device)
