@@ -18,7 +18,6 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.ir import FallbackKernel
 
 import hookline as hl
 from hookline.hooks.inductor import part_undisturbed

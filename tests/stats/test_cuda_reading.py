@@ -194,3 +194,44 @@ def test_alike_tensors_of_every_dtype_go_together(log: Log) -> None:
         assert rows[alone][:, :6].tolist() == rows[together][:, :6].tolist()
         assert rows[alone][:, 6] == pytest.approx(rows[together][:, 6], rel=1e-7)
         assert rows[alone][:, 7] == pytest.approx(rows[together][:, 7], rel=1e-6)
+
+
+def test_tensors_that_come_again_are_measured_in_the_short_way(log: Log) -> None:
+    first = [draw(count, torch.bfloat16) for count in (1000, 70_000, 300_000)]
+    first.insert(1, first[0].view(10, 100))
+    log.add_together(first)
+    repeat = log.repeat(first)
+    assert repeat is not None
+    log.take().wait()
+    again = [draw(one.numel(), torch.bfloat16) for one in first[1:]]
+    again[0] *= 2
+    again.insert(0, again[0].view(-1))
+    again[1] = again[1].view(10, 100)
+    alone = [log.add(one) for one in again]
+    row = repeat(again)
+    assert row >= 0
+    together = [row + offset for offset in repeat.offsets]
+    assert together[0] == together[1]
+    rows = log.take().wait().rows
+    assert rows[alone][:, :6].tolist() == rows[together][:, :6].tolist()
+    assert rows[alone][:, 6] == pytest.approx(rows[together][:, 6], rel=1e-7)
+
+
+def test_what_is_otherwise_than_it_was_is_not_taken_for_the_same(log: Log) -> None:
+    first = [draw(count, torch.bfloat16) for count in (1000, 70_000, 300_000)]
+    log.add_together(first)
+    repeat = log.repeat(first)
+    assert repeat is not None
+    a, b, c = first
+    others = [
+        [a[:-8], b, c],
+        [a, b.float(), c],
+        [a, b.view(1000, 70).t(), c],
+        [a, torch._neg_view(b), c],
+        [c[:1000], b, c],
+    ]
+    assert [repeat(values) >= 0 for values in others] == [False, False, False, False, True]
+    assert repeat([a, c[:70_000], c]) >= 0
+    assert repeat([a, c[:70_000], c[8:]]) == -1
+    assert log.repeat([a, b.float()]) is None
+    assert log.repeat([a]) is None

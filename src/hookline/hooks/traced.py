@@ -148,6 +148,23 @@ def in_turn(ears: list[Any]) -> tuple[Any, ...]:
 class Traced:
     """What is asked of one module, for the compiler."""
 
+    __slots__ = (  # what has no `__dict__` needs fewer guards
+        "argument_names",
+        "asked",
+        "beginning",
+        "ending",
+        "hears_gradients",
+        "inputs",
+        "inside",
+        "is_quiet",
+        "is_ready",
+        "outputs",
+        "rest_name",
+        "shown",
+        "way",
+        "way_in",
+    )
+
     def __init__(
         self,
         *,
