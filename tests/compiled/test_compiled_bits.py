@@ -193,3 +193,40 @@ def test_what_becomes_one_kernel_does_so_without_a_watch() -> None:
     watched = _list_kernels(lambda model: hl.watch(model, **SPARING))
     assert len(plain) > 5
     assert watched == plain
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.down(self.act(self.up(x)))).tanh()
+
+
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_a_bias_is_added_where_it_is_without_a_watch(
+    with_grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU inductor takes it out of a product if all who read that could be in one kernel."""
+    from torch._inductor.fx_passes import post_grad
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setattr(post_grad, "is_gpu", lambda device: True)
+    model, x = Residual(), torch.randn(4, 8)
+    counts = []
+    for watch in (_plain, lambda model: hl.watch(model, with_inference=True, **SPARING)):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True)
+
+        def run(call: Any = compiled) -> None:
+            with torch.set_grad_enabled(with_grad):
+                out = call(x).sum()
+            if with_grad:
+                out.backward()
+
+        with watch(model):
+            codes = run_and_get_code(run)[1]
+        counts.append(["\n".join(codes).count(f"extern_kernels.{one}(") for one in ("addmm", "mm")])
+    assert counts[0][1] > 0
+    assert counts[1] == counts[0]

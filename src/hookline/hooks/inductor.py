@@ -42,7 +42,7 @@ def keep_decisions() -> None:
 
     Called while a call of an operator is traced; does nothing where inductor is not at work.
     """
-    if _is_at_work():
+    if is_inductor():
         config = _config()
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
@@ -64,7 +64,7 @@ def _part_replays(config: Any) -> None:
         config.custom_should_partition_ops = [*known, *missing]
 
 
-def _is_at_work() -> bool:
+def is_inductor() -> bool:
     """Tell whether it is inductor that has the graph traced, and no other backend."""
     settings = sys.modules.get("torch._functorch.config")
     return has_inductor() and bool(getattr(settings, "unlift_effect_tokens", True))
@@ -246,6 +246,7 @@ def _copy_unwritten() -> None:
             made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
+    lowering.register_lowering(torch.ops.hookline.look.default, type_promotion_kind=None)(write)
     for name in (*LOOKING, "pass_all"):
         called = getattr(torch.ops.hookline, name).default
         lowered = functools.wraps(lower)(functools.partial(lower, called))

@@ -39,7 +39,7 @@ from hookline.hooks.hearing import (
     show_all,
     write_mode,
 )
-from hookline.hooks.inductor import keep_decisions
+from hookline.hooks.inductor import is_inductor, keep_decisions
 
 _tickets: dict[int, Gradient] = {}
 _numbers = itertools.count(1)
@@ -108,11 +108,14 @@ def _make_library() -> Any:
         "hand_back": ("(Tensor grad, Tensor ticket) -> ()", _hand_back, _nothing),
         "hand_in": ("(Tensor value, Tensor key, str place) -> Tensor", _hand_over, _no_ticket),
         "note": ("(Tensor key, str place, SymInt[] shape) -> ()", _note, _nothing),
+        "look": ("(Tensor value) -> Tensor", torch.clone, _copy),
         "stamp": ("(Tensor value, Tensor ticket) -> Tensor", _stamp, _copy),
         "carry": ("(Tensor value, Tensor key, str place) -> Tensor", _carry, _copy),
     }
     for name, (schema, run, fake) in operators.items():
-        library.define(name + schema, tags=(torch.Tag.cudagraph_unsafe,))  # it needs Python
+        # All need Python but the one that stands for reading a value, as any operation might.
+        tag = torch.Tag.pointwise if name == "look" else torch.Tag.cudagraph_unsafe
+        library.define(name + schema, tags=(tag,))
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
     for name in ("pass_by", "pass_all", "hand_over", "hand_back", "note"):
@@ -140,6 +143,11 @@ _pass_by = torch.ops.hookline.pass_by.default
 """Show a value to the ear with a key, and go on."""
 _hand = torch.ops.hookline.hand_over.default
 """Give a value to the ear with a key; gives a ticket for its gradient."""
+_look = torch.ops.hookline.look.default
+"""Give a value to be shown; where inductor makes the graph that is the value itself.
+
+Its passes ask of those who read a value whether they could be part of a kernel.
+"""
 _hand_back_grad = torch.ops.hookline.hand_back.default
 """Give the gradient of a value to whoever the ticket is of."""
 
@@ -222,8 +230,14 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     if is_recomputed():
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
-    _pass_by(value.detach(), key, place)
+    _pass_by(_show(value), key, place)
     return value
+
+
+def _show(value: Tensor) -> Tensor:
+    """Give what an operator is shown of a value, so that the compiler goes on as without it."""
+    shown: Tensor = _look(value.detach()) if is_inductor() else value.detach()
+    return shown
 
 
 def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way = "own") -> Tensor:
@@ -232,9 +246,10 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
     if is_recomputed():
         return _hand_in_both(value, key, place)
     if has_value:
-        _pass_by(value.detach(), key, place)
+        _pass_by(_show(value), key, place)
     port, mark, leaf = place.partition(BREAK)
-    return hook_gradient(value, lambda grad: _pass_by(grad, key, f"{port}.grad{mark}{leaf}"), way)
+    of_grad = f"{port}.grad{mark}{leaf}"
+    return hook_gradient(value, lambda grad: _pass_by(_show(grad), key, of_grad), way)
 
 
 def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
@@ -259,7 +274,7 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
             return _hand_in_both(value, key, place)
         carried: Tensor = _carry_on(value.detach(), key, place)
         return carried
-    _hand(value.detach(), key, place)
+    _hand(_show(value), key, place)
     return value
 
 
@@ -268,8 +283,8 @@ def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tenso
     keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
-    ticket = _hand(value.detach(), key, place)
-    return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
+    ticket = _hand(_show(value), key, place)
+    return hook_gradient(value, lambda grad: _hand_back_grad(_show(grad), ticket), way)
 
 
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
@@ -278,7 +293,7 @@ def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(key, key, place)
-    return hook_gradient(value, lambda grad: _hand_back_grad(grad, ticket), way)
+    return hook_gradient(value, lambda grad: _hand_back_grad(_show(grad), ticket), way)
 
 
 def announce(key: Tensor, place: str) -> None:
