@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),  # torch makes one
     pytest.mark.filterwarnings("ignore:Logical operators 'and' and 'or':UserWarning"),
 ]
 

@@ -74,6 +74,7 @@ def test_compressed_sparse_is_the_whole_matrix(implementation, sparse: Tensor, n
     assert_measured_as(implementation, x, sparse)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_sparse_gradient_of_an_update_is_the_whole_gradient(implementation) -> None:
     device = implementation.device
     before = torch.ones(5, 2, device=device)

@@ -87,6 +87,8 @@ class Weights:
     ) -> None:
         self._strides = [(compile_path(one), stride) for one, stride in strides.items()]
         self._step = 0
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """The optimizers whose parameters were looked at in this step."""
         self._recorder = recorder
         self._models = list(models)
         self._with_updates = updates
@@ -127,9 +129,12 @@ class Weights:
         return self._own(optimizer).is_ours
 
     def _own(self, optimizer: Optimizer) -> _Own:
+        known = self._known.get(optimizer)
+        if known is not None and known.is_ours and optimizer in self._seen:
+            return known
+        self._seen.add(optimizer)
         params = [one for group in optimizer.param_groups for one in group["params"]]
         ids_now = hash(tuple(map(id, params)))
-        known = self._known.get(optimizer)
         if known is None or known.ids != ids_now:
             self._walk()
             weights = [self._all[id(one)] for one in params if id(one) in self._all]
@@ -164,6 +169,7 @@ class Weights:
     def begin_step(self, step: int) -> None:
         """Forget what was measured for the step before."""
         self._step = step
+        self._seen.clear()
         self._measured.clear()
         self._copied.clear()
 
