@@ -20,7 +20,9 @@ with_effects = torch.ops.higher_order.with_effects
 Shown = list[list[str]]
 
 
-def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> Shown:
+def _make(
+    *steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4, is_replayed: bool = False
+) -> Shown:
     """Write a graph that shows values at these places, and give the places of each call."""
     graph = fx.Graph()
     token, x, key = (graph.placeholder(name) for name in ("token", "x", "key"))
@@ -34,7 +36,7 @@ def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> S
         shown.meta["val"] = ("token",)
         token = graph.call_function(operator.getitem, (shown, 0))
     graph.output((token,))
-    show_together(graph)
+    show_together(graph, is_replayed=is_replayed)
     graph.lint()
     found = []
     for node in graph.nodes:
@@ -49,6 +51,12 @@ def _make(*steps: Callable[[fx.Graph, fx.Node], None] | str, size: int = 4) -> S
 def test_values_are_shown_eight_at_once() -> None:
     names = [str(number) for number in range(10)]
     assert _make(*names) == [names[:8], names[8:]]
+
+
+def test_a_cuda_graph_is_ended_for_many_at_once() -> None:
+    names = [str(number) for number in range(20)]
+    assert _make(*names, is_replayed=True) == [names]
+    assert _make("a", "b", "c", size=1 << 28, is_replayed=True) == [["a", "b"], ["c"]]
 
 
 def test_large_values_are_not_held_for_others() -> None:

@@ -30,7 +30,7 @@ _NEAR = 64
 _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "carry", "note")
 """The operators that need Python every time; what a CUDA graph replays has none."""
 
-_MAKE = "hookline 2"
+_MAKE = "hookline 3"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -95,7 +95,7 @@ def _make_partitioner() -> Any:
             def part(joint: fx.GraphModule) -> Parts:
                 return min_cut_rematerialization_partition(joint, joint_inputs, **options)
 
-            return part_undisturbed(gm, part)
+            return part_undisturbed(gm, part, is_replayed=bool(_config().triton.cudagraphs))
 
         def uuid(self) -> str:
             return _MAKE
@@ -106,7 +106,9 @@ def _make_partitioner() -> Any:
     return Partitioner()
 
 
-def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Parts]) -> Parts:
+def part_undisturbed(
+    joint: fx.GraphModule, part: Callable[[fx.GraphModule], Parts], *, is_replayed: bool = False
+) -> Parts:
     """Part a graph of forward and backward where it would be parted without the operators."""
     from torch._functorch.compile_utils import fx_graph_cse
 
@@ -125,7 +127,7 @@ def part_undisturbed(joint: fx.GraphModule, part: Callable[[fx.GraphModule], Par
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
-            show_together(one.graph)
+            show_together(one.graph, is_replayed=is_replayed)
             one.recompile()
         return parts
     return part(fx.GraphModule(joint, before))

@@ -15,8 +15,10 @@ LOOKING = ("pass_by", "hand_over", "hand_back", "note")
 """The operators that are given a value to look at, or a key alone."""
 VALUE = 2
 """Where the value stands among the arguments of a call."""
-_TOGETHER, _MOST_BYTES = 8, 1 << 28
+_ROOM = 8, 1 << 28
 """How many values are shown in one call, and how many bytes of them are held for that."""
+_ROOM_REPLAYED = 256, 1 << 31
+"""The same where CUDA graphs are replayed: each call ends one, and what they hold stays held."""
 
 
 def is_looking(node: fx.Node) -> bool:
@@ -27,14 +29,15 @@ def is_looking(node: fx.Node) -> bool:
     return called.namespace == "hookline" and called._opname in LOOKING
 
 
-def show_together(graph: fx.Graph) -> None:
+def show_together(graph: fx.Graph, *, is_replayed: bool = False) -> None:
     """Put one call in the place of some that come one after the other, all over a graph."""
+    most, most_bytes = _ROOM_REPLAYED if is_replayed else _ROOM
     group: list[fx.Node] = []
     held = 0
     for node in list(graph.nodes):
         if is_looking(node) and node.args[1]._opname == "pass_by":
             size = _count_bytes(node.args[VALUE])
-            if group and (len(group) == _TOGETHER or held + size > _MOST_BYTES):
+            if group and (len(group) == most or held + size > most_bytes):
                 _join(graph, group)
                 group, held = [], 0
             group.append(node)

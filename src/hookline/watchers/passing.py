@@ -79,7 +79,7 @@ def _make_ready(
         return None
     if any(one.session is not session for one in listeners):
         return None
-    repeat = recorder.repeat(sites, values)
+    measure_all = recorder.prepare_passing(sites, values)
 
     def measure(values: Sequence[Tensor]) -> bool:
         if not recorder.is_on or recorder.extras or recorder.units.is_on or not session.is_open:
@@ -90,8 +90,7 @@ def _make_ready(
             if not one.is_due:
                 return False
         try:
-            if repeat is None or not repeat(values):
-                recorder.measure_passing_together(sites, values)
+            measure_all(values)
         except Exception as error:
             recorder.guard.take(error)
         return True

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -206,9 +207,11 @@ class Recorder:
         self.own_seconds += time.perf_counter() - begun
 
     def measure_passing_together(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
-        """Measure such values of one device, not more than can be at once."""
-        if not sites:
-            return
+        """Measure such values of one device."""
+        for start in range(0, len(values), TOGETHER):
+            self._measure_passing(sites[start : start + TOGETHER], values[start : start + TOGETHER])
+
+    def _measure_passing(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
         self.has_graphs = True
         begun = time.perf_counter()
         log = self._logs.get(values[0].device) or self.log_for(values[0].device)
@@ -221,25 +224,39 @@ class Recorder:
             self._step.events += zip(sites, rows, repeat(log), strict=False)
             self.own_seconds += time.perf_counter() - begun
 
-    def repeat(
+    def prepare_passing(
         self, sites: Sequence[int], values: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], bool] | None:
-        """Give what measures such values next time for less, or tells that it cannot; if any."""
+    ) -> Callable[[Sequence[Tensor]], None]:
+        """Give what measures values like these next time, for less where that can be."""
+        starts = range(0, len(values), TOGETHER)
+        parts = [self._prepare(sites, values, slice(start, start + TOGETHER)) for start in starts]
+
+        def measure(values: Sequence[Tensor]) -> None:
+            for part, measure_part in parts:
+                measure_part(values[part])
+
+        return parts[0][1] if len(parts) == 1 else measure
+
+    def _prepare(
+        self, sites: Sequence[int], values: Sequence[Tensor], part: slice
+    ) -> tuple[slice, Callable[[Sequence[Tensor]], None]]:
+        sites = sites[part]
         log = self.log_for(values[0].device)
-        again = log.repeat(values)
+        again = log.repeat(values[part])
         if again is None:
-            return None
+            return part, partial(self._measure_passing, sites)
         pairs = tuple(zip(sites, again.offsets, strict=True))
 
-        def measure(values: Sequence[Tensor]) -> bool:
+        def measure(values: Sequence[Tensor]) -> None:
             begun = time.perf_counter()
             row = again(values)
-            if row >= 0:
-                self._step.events += [(site, row + offset, log) for site, offset in pairs]
-                self.own_seconds += time.perf_counter() - begun
-            return row >= 0
+            if row < 0:
+                self._measure_passing(sites, values)
+                return
+            self._step.events += [(site, row + offset, log) for site, offset in pairs]
+            self.own_seconds += time.perf_counter() - begun
 
-        return measure
+        return part, measure
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
