@@ -16,6 +16,7 @@ from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
 from hookline.hooks.arguments import bind
+from hookline.hooks.boards import take_number
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.hearing import Place
 from hookline.hooks.sessions import Session
@@ -195,6 +196,7 @@ class WatchListener(Listener):
             values=self.values,
             gradients=self.gradients,
             is_passing=True,
+            number=take_number(ear, device),
         )
         return ear, traced
 
