@@ -200,3 +200,30 @@ def test_a_watch_leaves_the_model_as_fast_as_it_was_found() -> None:
         step()
     assert counters["stats"]["unique_graphs"] == plain + 1
     assert not all(map(torch.equal, twin, model.parameters()))
+
+
+def test_a_shortage_of_memory_is_told_and_leaves_the_model_usable() -> None:
+    """Some of the values have room, all of them together have not."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(8)]).cuda()
+    call = torch.compile(model, fullgraph=True)
+    rows = 1 << 18  # each value is 64 MiB
+    with torch.no_grad():
+        x = torch.randn(rows, 64, device="cuda")
+        truth = call(x)
+        with hl.capture(model, "**", last=True):  # so that it is compiled
+            call(x)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info()
+        used = torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction((used + (5 * rows * 64 * 4)) / total)
+        try:
+            with (
+                pytest.raises(hl.OutOfMemory, match="could not be captured"),
+                hl.capture(model, "**", last=True),
+            ):
+                call(x)
+            torch.cuda.empty_cache()
+            assert torch.equal(call(x), truth)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
