@@ -17,7 +17,6 @@ from compared_bits import LENGTH, SAME, WORDS, Outcome, SmallGPT, compare_outcom
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import hookline as hl
 from hookline.hooks.inductor import part_undisturbed
@@ -44,10 +43,7 @@ class Graphs:
         self.parts: list[fx.GraphModule] = []
 
     def part(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        def part(one: fx.GraphModule) -> Any:
-            return min_cut_rematerialization_partition(one, inputs, **options)
-
-        return part_undisturbed(joint, part)
+        return part_undisturbed(joint, inputs, **options)
 
     def keep(self, part: fx.GraphModule, inputs: Any) -> Any:
         part.graph.lint()

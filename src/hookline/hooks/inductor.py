@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import operator
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,7 +83,6 @@ def _config() -> Any:
 
 @functools.cache
 def _make_partitioner() -> Any:
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class Partitioner(CustomPartitionerFn):
@@ -91,11 +90,8 @@ def _make_partitioner() -> Any:
 
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Parts:
             _leave_others()
-
-            def part(joint: fx.GraphModule) -> Parts:
-                return min_cut_rematerialization_partition(joint, joint_inputs, **options)
-
-            return part_undisturbed(gm, part, is_replayed=bool(_config().triton.cudagraphs))
+            is_replayed = bool(_config().triton.cudagraphs)
+            return part_undisturbed(gm, joint_inputs, is_replayed=is_replayed, **options)
 
         def uuid(self) -> str:
             return _MAKE
@@ -107,10 +103,19 @@ def _make_partitioner() -> Any:
 
 
 def part_undisturbed(
-    joint: fx.GraphModule, part: Callable[[fx.GraphModule], Parts], *, is_replayed: bool = False
+    joint: fx.GraphModule, inputs: Any, *, is_replayed: bool = False, **options: Any
 ) -> Parts:
     """Part a graph of forward and backward where it would be parted without the operators."""
     from torch._functorch.compile_utils import fx_graph_cse
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    tokens = _count_tokens(joint.graph)
+    static = options.pop("static_lifetime_input_indices", None)
+    if static is not None:
+        options["static_lifetime_input_indices"] = [at + tokens for at in static]
+
+    def part(one: fx.GraphModule) -> Parts:
+        return min_cut_rematerialization_partition(one, inputs, **options)
 
     if not any(map(is_looking, joint.graph.nodes)):
         return part(joint)
@@ -124,6 +129,7 @@ def part_undisturbed(
         if is_looking(node) and node.args[VALUE].op != "placeholder"
     }
     _set_aside(joint.graph, values)
+    joint.graph.eliminate_dead_code()  # what only the operators were shown
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
@@ -131,6 +137,20 @@ def part_undisturbed(
             one.recompile()
         return parts
     return part(fx.GraphModule(joint, before))
+
+
+def _count_tokens(graph: fx.Graph) -> int:
+    """Tell how many inputs at the front are there for the operators' order alone.
+
+    Inputs are known by numbers in which torch forgets them. Where the model has effects of its own
+    that is so without the operators too.
+    """
+    nodes = [node for node in graph.nodes if node.target is torch.ops.higher_order.with_effects]
+    if not all(map(is_looking, nodes)):
+        return 0
+    tokens = {node.args[0] for node in nodes}
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    return sum(1 for _ in itertools.takewhile(tokens.__contains__, given))
 
 
 def _set_aside(graph: fx.Graph, values: dict[str, fx.Node]) -> None:
