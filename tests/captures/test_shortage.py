@@ -176,3 +176,13 @@ def test_device_that_is_full_is_named_with_the_way_out() -> None:
     )
     to_host = explain_shortage(error, value, where="h.3:output", held=0, to_host=True)
     assert 'device="cpu"' not in to_host
+
+
+def test_a_shortage_of_the_model_itself_says_what_was_held() -> None:
+    net = Net()
+    with pytest.raises(RuntimeError) as caught, hl.capture(net, "*"):
+        ask_too_much(net(torch.ones(5, 3)))
+    assert caught.value.__notes__ == [
+        "hl.capture held 200 bytes when memory ran out. Keep less of each with select= or reduce=, "
+        "or name fewer sites, or set a bound with max_bytes=."
+    ]

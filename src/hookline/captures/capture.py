@@ -23,6 +23,7 @@ from hookline.captures.listening import (
     StopForward,
 )
 from hookline.captures.reporting import make_report
+from hookline.captures.shortage import is_out_of_memory, remark_on_shortage
 from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import Which, check_leaf, check_which
 from hookline.hooks.refusals import attachable, leave_out_lazy
@@ -217,6 +218,9 @@ class Capture:
         assert captured is not None
         self._captured = None
         stopped = isinstance(error, StopForward) and error.owner is session
+        if error is not None and is_out_of_memory(error) and captured.nbytes:
+            to_host = session.keeper.is_for_host
+            remark_on_shortage(error, held=captured.nbytes, to_host=to_host)
         report = None
         try:
             if error is None or stopped:

@@ -24,21 +24,27 @@ def explain_shortage(
     error: BaseException, tensor: Tensor, *, where: str, held: int, to_host: bool
 ) -> str:
     """Say which value did not fit, what was held, and what to do."""
-    is_device = isinstance(error, torch.OutOfMemoryError)
-    place = str(tensor.device) if is_device else "the host"
+    place = str(tensor.device) if isinstance(error, torch.OutOfMemoryError) else "the host"
     shape = "x".join(map(str, tensor.shape)) or "scalar"
+    return (
+        f"`{where}` ({shape}, {tensor.nbytes:,} bytes) could not be captured: memory ran out on "
+        f"{place}. This capture held {held:,} bytes, and has let go of them. "
+        f"{_advise(error, to_host)}"
+    )
+
+
+def remark_on_shortage(error: BaseException, *, held: int, to_host: bool) -> None:
+    """Add to an error of the model's own, that memory ran out, what a capture had of it."""
+    error.add_note(f"hl.capture held {held:,} bytes when memory ran out. {_advise(error, to_host)}")
+
+
+def _advise(error: BaseException, to_host: bool) -> str:
+    is_device = isinstance(error, torch.OutOfMemoryError)
     hints = [] if to_host or not is_device else ['keep values on the host with device="cpu"']
     hints += [
         "keep less of each with select= or reduce=",
         "name fewer sites",
         "set a bound with max_bytes=",
     ]
-    return (
-        f"`{where}` ({shape}, {tensor.nbytes:,} bytes) could not be captured: memory ran out on "
-        f"{place}. This capture held {held:,} bytes, and has let go of them. "
-        f"{_capitalise(', or '.join(hints))}."
-    )
-
-
-def _capitalise(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    text = ", or ".join(hints)
+    return f"{text[:1].upper()}{text[1:]}."
