@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from collections.abc import Callable
 
@@ -138,6 +139,29 @@ def test_two_threads_each_with_this_thread_see_only_their_own() -> None:
         for call in got.calls:
             assert torch.equal(call["0"].output, model[0](torch.full((1, 2), float(number))))
     assert not model[0]._forward_hooks
+
+
+def test_threads_that_attach_at_the_same_moment_are_both_heard() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            model, both = _model(), threading.Barrier(2)
+            results: list[hl.Captured] = []
+
+            def work(both: threading.Barrier = both, model: nn.Module = model) -> None:
+                both.wait(timeout=30)
+                with hl.capture(model, "0", last=True) as got:
+                    both.wait(timeout=30)
+                    model(torch.ones(1, 2))
+                    both.wait(timeout=30)
+                results.append(got)  # noqa: B023
+
+            _run_threads(work, work)
+            assert [len(got) for got in results] == [1, 1]
+            assert not model[0]._forward_hooks
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_edit_of_this_thread_leaves_other_threads_alone() -> None:

@@ -12,7 +12,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from threading import get_ident
+from threading import RLock, get_ident
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -44,6 +44,10 @@ class _Region:
         self.visits: dict[Station, list[Visit]] = {}
         self.progress: dict[tuple[Station, int], int] = {}
         self.is_edited = False
+
+
+_attaching = RLock()
+"""Held while something is put on modules or taken away: two threads may do so at once."""
 
 
 class Session:
@@ -215,14 +219,15 @@ class Session:
         self.epoch = object()
         self.calls = 0
         self._call_numbers = itertools.count()
-        try:
-            for station in self._stations.values():
-                self._attach(station)
-                if self._regions_compiled and not self.is_eager:
-                    self._refuse_in_graph(station)
-        except BaseException:
-            self._detach()
-            raise
+        with _attaching:
+            try:
+                for station in self._stations.values():
+                    self._attach(station)
+                    if self._regions_compiled and not self.is_eager:
+                        self._refuse_in_graph(station)
+            except BaseException:
+                self._detach()
+                raise
         self.is_open = True
         for parameter in self._parameters:
             parameter.attach()
@@ -286,9 +291,10 @@ class Session:
         for callback in self._at_detach:
             callback()
         self._at_detach.clear()
-        for junction, module in self._junctions:
-            junction.leave(self, module)
-        self._junctions.clear()
+        with _attaching:
+            for junction, module in self._junctions:
+                junction.leave(self, module)
+            self._junctions.clear()
         self._latest = None
         if not self.is_reusable:
             self.dispose()
