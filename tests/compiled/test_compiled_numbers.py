@@ -1,4 +1,4 @@
-"""Who hears in the graph of a whole model is known by numbers, the same ones again."""
+"""Who hears in the graph of a whole model is known by numbers: the same ones, and never another's."""
 
 from __future__ import annotations
 
