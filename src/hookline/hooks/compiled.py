@@ -89,7 +89,6 @@ class Wiring:
                 way="made" if type(module).forward is nn.Linear.forward else "own",
                 # What it writes over is spent, and an alias of it would lose its history.
                 way_in="spent" if getattr(module, "inplace", False) is True else "part",
-                roots=frozenset(id(one.tree.root) for one, _ in plan.stations if one.tree),
             )
         except UnsupportedModel as error:
             self.refusal = str(error)

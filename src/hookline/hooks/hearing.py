@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hookline._torch import run_uncompiled
 from hookline._trees import Path
-from hookline.hooks.boards import find_numbered
 from hookline.hooks.together import BETWEEN
 
 BREAK = "\x1f"
@@ -23,9 +22,6 @@ _INNER = "\x1d"
 """What stands there in a place that is a part of another one."""
 WITHOUT = "\x1e"
 """What stands before a place in code that is traced without grad."""
-
-_NUMBER = "\x1b"
-"""What stands before and after the number of an ear, at the beginning of a place."""
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""
@@ -141,46 +137,29 @@ _ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
 _address = Tensor.data_ptr
 
 
-def write_number(place: str, number: int) -> str:
-    """Add the number of an ear. Runs while a graph is traced."""
-    return _NUMBER + str(number) + _NUMBER + place
-
-
-@functools.cache
-def _read(text: str) -> tuple[int, Place]:
-    """Read the number of an ear, 0 for none, and a place."""
-    if not text.startswith(_NUMBER):
-        return 0, read_place(text)
-    _, number, place = text.split(_NUMBER, 2)
-    return int(number), read_place(place)
-
-
-def find_ear(key: Tensor, text: str) -> tuple[Ear | None, Place]:
-    """Give who hears of a place with a key, if anybody does still, and the place."""
-    number, place = _read(text)
-    if not number:
-        return _ears.get(key.data_ptr()), place
-    return find_numbered(key.data_ptr(), number), place
+def find_ear(key: Tensor) -> Ear | None:
+    """Give the ear of a key, if there is one still."""
+    return _ears.get(key.data_ptr())
 
 
 @run_uncompiled
-def show(value: Tensor, key: Tensor, text: str) -> None:
-    """Show a value to who hears of a place with a key."""
-    ear, place = find_ear(key, text)
+def show(value: Tensor, key: Tensor, place: str) -> None:
+    """Show a value to the ear with a key."""
+    ear = find_ear(key)
     if ear is not None:
-        ear.hear(value, place)
+        ear.hear(value, read_place(place))
 
 
 @run_uncompiled
-def show_all(values: Sequence[Tensor], keys: Sequence[Tensor], texts: str) -> None:
+def show_all(values: Sequence[Tensor], keys: Sequence[Tensor], places: str) -> None:
     """Show several values at once; the compiler puts this in the place of several calls."""
-    called = texts, tuple(map(_address, keys))
-    first, _ = find_ear(keys[0], _split(texts)[0])
+    called = places, tuple(map(_address, keys))
+    first = _ears.get(called[1][0])
     ready = None if first is None else first.ready.get(called)
     if ready is not None and ready[0] == Ear.made and ready[1](values):
         return
     made = Ear.made
-    for kind, group in itertools.groupby(_find_all(values, keys, texts), lambda one: type(one[0])):
+    for kind, group in itertools.groupby(_find_all(values, keys, places), lambda one: type(one[0])):
         heard = list(group)
         new = kind.hear_all(heard)
         if new is not None and len(heard) == len(keys):
@@ -188,10 +167,10 @@ def show_all(values: Sequence[Tensor], keys: Sequence[Tensor], texts: str) -> No
 
 
 def _find_all(
-    values: Sequence[Tensor], keys: Sequence[Tensor], texts: str
+    values: Sequence[Tensor], keys: Sequence[Tensor], places: str
 ) -> Iterator[tuple[Ear, Tensor, Place]]:
-    for value, key, text in zip(values, keys, _split(texts), strict=True):
-        ear, place = find_ear(key, text)
+    for value, key, place in zip(values, keys, _read_places(places), strict=True):
+        ear = find_ear(key)
         if ear is not None:
             yield ear, value, place
 
@@ -203,5 +182,5 @@ def _keep_ready(ear: Ear, called: tuple[str, tuple[int, ...]], ready: tuple[int,
 
 
 @functools.cache
-def _split(texts: str) -> tuple[str, ...]:
-    return tuple(texts.split(BETWEEN))
+def _read_places(text: str) -> tuple[Place, ...]:
+    return tuple(map(read_place, text.split(BETWEEN)))

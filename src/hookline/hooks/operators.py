@@ -34,10 +34,10 @@ from hookline.hooks.hearing import (
     WITHOUT,
     Gradient,
     find_ear,
+    read_place,
     show,
     show_all,
     write_mode,
-    write_number,
 )
 from hookline.hooks.inductor import is_inductor, keep_decisions
 
@@ -60,8 +60,8 @@ def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
     ticket = torch.tensor(number)
     if value is not key or place.startswith((GRADIENT, WITHOUT + GRADIENT)):
         _refuse_recording(value)  # of an announcement, that replays cannot repeat it does no harm
-    ear, where = find_ear(key, place)
-    told = None if ear is None else ear.take(value, where)
+    ear = find_ear(key)
+    told = None if ear is None else ear.take(value, read_place(place))
     if told is not None:
         _tickets[number] = told
         # The graph that was recorded holds the ticket: when that is gone nobody will ask.
@@ -80,18 +80,18 @@ def _hand_back(grad: Tensor, ticket: Tensor) -> None:
 @run_uncompiled
 def _carry(value: Tensor, key: Tensor, place: str) -> Tensor:
     _refuse_recording(value)
-    ear, where = find_ear(key, place)
+    ear = find_ear(key)
     if ear is not None and graph_task_id() == -1:  # else it is the recompute of a region
-        ear.take(value, where)
+        ear.take(value, read_place(place))
     return value.clone()
 
 
 @run_uncompiled
 def _note(key: Tensor, place: str, shape: Sequence[int]) -> None:
     _refuse_recording(key)
-    ear, where = find_ear(key, place)
+    ear = find_ear(key)
     if ear is not None:
-        ear.note(where, shape)
+        ear.note(read_place(place), shape)
 
 
 def _stamp(value: Tensor, ticket: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way 
     return hook_gradient(value, lambda grad: _pass_by(_show(grad), key, of_grad), way)
 
 
-def show_output(value: Tensor, key: Tensor, asked: str, number: int = 0) -> Tensor:
+def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
     """Show what a module gives, by the letters in `asked`; give what flows on in its place.
 
     The letters: its value (v), its gradient (g), that of what it is a view of (m). All is decided
@@ -261,8 +261,6 @@ def show_output(value: Tensor, key: Tensor, asked: str, number: int = 0) -> Tens
     if torch.compiler.is_exporting():
         return value
     place = write_mode("output")
-    if number:
-        place = write_number(place, number)
     if "g" in asked and value.requires_grad and torch.is_grad_enabled():
         return pass_both(value, key, place, "v" in asked, "made" if "m" in asked else "own")
     return pass_one(value, key, place) if "v" in asked else value

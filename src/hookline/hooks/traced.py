@@ -10,11 +10,9 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._torch import settle_when_traced, traced_calls
-from hookline.hooks.boards import BOARDS
 from hookline.hooks.hearing import (
     BEGIN,
     BESIDE,
@@ -54,10 +52,7 @@ class TracedEar:
         values: bool = True,
         gradients: bool = False,
         is_passing: bool = False,
-        number: int = 0,
     ) -> None:
-        self.number = number
-        """By what the graph of a whole model knows who hears it; 0 for nothing."""
         self.key = key
         """The key of the ear that hears it."""
         self.leaf = leaf
@@ -163,10 +158,8 @@ class Traced:
         "inside",
         "is_quiet",
         "is_ready",
-        "number",
         "outputs",
         "rest_name",
-        "roots",
         "shown",
         "way",
         "way_in",
@@ -184,10 +177,7 @@ class Traced:
         rest_name: str,
         way: Way = "own",
         way_in: Way = "part",
-        roots: frozenset[int] = frozenset(),
     ) -> None:
-        self.roots = roots
-        """The ids of the models that are asked, as a whole."""
         self.beginning = beginning
         """Those who count executions of the module."""
         self.ending = ending
@@ -215,18 +205,16 @@ class Traced:
         """How gradients of what comes in are heard of."""
         self.is_quiet = self.is_ready and inside is None and not (beginning or inputs)
         """Whether nothing is asked before it returns."""
-        self.shown: Any
-        self.shown, self.asked, self.number = self._shorten()
+        self.shown, self.asked = self._shorten()
         """The key of the only one who asks, in passing, for its output, and what for; or None."""
 
-    def _shorten(self) -> tuple[Tensor | None, str, int]:
+    def _shorten(self) -> tuple[Tensor | None, str]:
         only = self.outputs[0] if len(self.outputs) == 1 else None
         is_short = self.is_ready and self.inside is None and not self.ending
         if not is_short or not isinstance(only, TracedEar) or not only.is_passing or only.leaf:
-            return None, "", 0
+            return None, ""
         letters = {"v": only.values, "g": only.gradients, "m": self.way == "made"}
-        asked = "".join(one for one, is_so in letters.items() if is_so)
-        return only.key, asked, only.number
+        return only.key, "".join(one for one, is_so in letters.items() if is_so)
 
     def get_ready(self) -> None:
         """Have the compiler know what it may take as it is, if it came after the hooks."""
@@ -289,10 +277,7 @@ class Traced:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
-        if self.asked and isinstance(output, Tensor):
-            # A graph that is of one model alone need not be told by inputs who hears.
-            if is_whole() and output.device in BOARDS:
-                return show_output(output, BOARDS[output.device], self.asked, self.number)
+        if self.shown is not None and isinstance(output, Tensor):
             return show_output(output, self.shown, self.asked)
         self.get_ready()
         if self.inside is not None:
@@ -303,23 +288,6 @@ class Traced:
         for ear in self.ending:
             announce(ear.key, END)
         return output
-
-
-@settle_when_traced
-def is_whole() -> bool:
-    """Tell whether the graph that is traced begins with the model that is asked, or before it.
-
-    A graph that begins inside may serve several parts of the model that are alike.
-    """
-    roots: frozenset[int] = frozenset()
-    outermost = None
-    for code, variable in traced_calls():
-        first = variable(code.co_varnames[0]) if code is not None and code.co_argcount else None
-        if isinstance(first, Traced) and not roots:
-            roots = first.roots if first.number else frozenset()
-        elif isinstance(first, nn.Module):
-            outermost = first
-    return id(outermost) in roots
 
 
 class Refused:

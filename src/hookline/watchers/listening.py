@@ -16,7 +16,6 @@ from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
 from hookline.hooks import checkpoints
 from hookline.hooks.arguments import bind
-from hookline.hooks.boards import take_number
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.hearing import Place
 from hookline.hooks.sessions import Session
@@ -196,7 +195,6 @@ class WatchListener(Listener):
             values=self.values,
             gradients=self.gradients,
             is_passing=True,
-            number=take_number(ear, device),
         )
         return ear, traced
 
