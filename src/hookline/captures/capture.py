@@ -218,9 +218,8 @@ class Capture:
         assert captured is not None
         self._captured = None
         stopped = isinstance(error, StopForward) and error.owner is session
-        if error is not None and is_out_of_memory(error) and captured.nbytes:
-            to_host = session.keeper.is_for_host
-            remark_on_shortage(error, held=captured.nbytes, to_host=to_host)
+        if error is not None and is_out_of_memory(error):
+            remark_on_shortage(error, captured.nbytes, to_host=session.keeper.is_for_host)
         report = None
         try:
             if error is None or stopped:

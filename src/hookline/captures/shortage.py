@@ -33,9 +33,12 @@ def explain_shortage(
     )
 
 
-def remark_on_shortage(error: BaseException, *, held: int, to_host: bool) -> None:
+def remark_on_shortage(error: BaseException, held: int, *, to_host: bool) -> None:
     """Add to an error of the model's own, that memory ran out, what a capture had of it."""
-    error.add_note(f"hl.capture held {held:,} bytes when memory ran out. {_advise(error, to_host)}")
+    is_elsewhere = to_host and isinstance(error, torch.OutOfMemoryError)
+    if held and not is_elsewhere:
+        advice = _advise(error, to_host)
+        error.add_note(f"hl.capture held {held:,} bytes when memory ran out. {advice}")
 
 
 def _advise(error: BaseException, to_host: bool) -> str:

@@ -24,13 +24,10 @@ from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
 _OTHER = 3
 """What can stand among the arguments of a call where the value does, meanwhile."""
-_NEAR = 64
-"""How many nodes on the first reader of a value may be for an operator to come after it."""
-
 _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "carry", "note")
 """The operators that need Python every time; what a CUDA graph replays has none."""
 
-_MAKE = "hookline 3"
+_MAKE = "hookline 4"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -185,7 +182,6 @@ def _put_back(graph: fx.Graph, values: dict[str, fx.Node]) -> bool:
             if value is None:
                 return False
             node.update_arg(VALUE, value)
-            at = max(at, _find_first_reader(value, order))
         if any(user not in own and user.op != "output" for user in node.users):
             return False
         needed = [one for new in (node, *made) for one in new.all_input_nodes]
@@ -224,19 +220,6 @@ def _find(
     copied = names[node.name] = graph.node_copy(node, inputs.__getitem__)
     made.append(copied)
     return copied
-
-
-def _find_first_reader(value: fx.Node, order: dict[fx.Node, int]) -> int:
-    """Give the place of what reads a value first, if near: it decides if the value is written."""
-    start = order.get(value, 0)
-    found, views = [start + _NEAR], [value]
-    while views:
-        for user in views.pop().users:
-            if getattr(user.target, "is_view", False):
-                views.append(user)
-            elif user in order and user.op != "output":
-                found.append(order[user])
-    return min(found) if min(found) < start + _NEAR else start
 
 
 @functools.cache

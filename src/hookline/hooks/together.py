@@ -19,6 +19,8 @@ _ROOM = 8, 1 << 28
 """How many values are shown in one call, and how many bytes of them are held for that."""
 _ROOM_REPLAYED = 256, 1 << 31
 """The same where CUDA graphs are replayed: each call ends one, and what they hold stays held."""
+_PURE = ("aten", "prims", "hookline")
+"""Whose operations write over nothing by themselves, but for those named below."""
 
 
 def is_looking(node: fx.Node) -> bool:
@@ -58,12 +60,19 @@ def _count_bytes(value: Any) -> int:
 
 
 def _ends_group(node: fx.Node) -> bool:
-    """Tell whether no value may be shown later than this: it has an effect, or writes to memory."""
+    """Tell whether no value may be shown later than this: it has an effect, or writes to memory.
+
+    Or may come to do so: inductor has some operations write over what they are given, where nobody
+    reads that any more.
+    """
     if node.op != "call_function" or node.target is operator.getitem:
         return False
-    if not isinstance(node.target, torch._ops.OpOverload):
+    called = node.target
+    if not isinstance(called, torch._ops.OpOverload):
         return True
-    return bool(node.target._schema.is_mutable)
+    name = called._opname
+    may_write = "index_put" in name or "scatter" in name or called.namespace not in _PURE
+    return bool(called._schema.is_mutable) or may_write
 
 
 def _join(graph: fx.Graph, group: list[fx.Node]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,8 +11,6 @@ from hookline.stats.preparing import undisturbed
 from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
 
 _WIDTH = len(COLUMNS)
-_PAUSE = 0.001
-"""Seconds between two looks at whether numbers have come."""
 
 PARTIAL_WIDTH = _WIDTH + 2
 """Numbers in a row on the device: those of a row, and of an update what was given and lost."""
@@ -46,8 +42,7 @@ class CudaTaken:
 
     def wait(self) -> Measured:
         """Wait for the copy."""
-        while not self._event.query():  # waiting in the driver, every launch would take longer
-            time.sleep(_PAUSE)
+        self._event.synchronize()
         with undisturbed():  # no mode is to see that
             flat = self._host.numpy()
         ends = np.cumsum(self._sizes)

@@ -63,6 +63,7 @@ class Repeat:
                 or one.numel() != size
                 or not one.is_contiguous()
                 or one.is_neg()
+                or one.get_device() != self._index
             ):
                 return -1
             at = one.data_ptr()
@@ -71,7 +72,9 @@ class Repeat:
                 bits |= at
                 last = at
             offsets.append(len(places) - 1)
-        if offsets != self.offsets or bits & 15 or torch.cuda.is_current_stream_capturing():
+        if offsets != self.offsets or bits & 15 or 0 in places:
+            return -1
+        if torch.cuda.is_current_stream_capturing():
             return -1
         stream = raw_cuda_stream(self._index)
         slots = self._slots

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -226,37 +225,45 @@ class Recorder:
 
     def prepare_passing(
         self, sites: Sequence[int], values: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], None]:
-        """Give what measures values like these next time, for less where that can be."""
-        starts = range(0, len(values), TOGETHER)
-        parts = [self._prepare(sites, values, slice(start, start + TOGETHER)) for start in starts]
+    ) -> Callable[[Sequence[Tensor]], bool]:
+        """Give what measures values like these next time, for less where that can be.
 
-        def measure(values: Sequence[Tensor]) -> None:
-            for part, measure_part in parts:
-                measure_part(values[part])
+        It tells whether they were as these are; else somebody may prepare for what comes now.
+        """
+        parts = [
+            self._prepare(sites[start : start + TOGETHER], values[start : start + TOGETHER])
+            for start in range(0, len(values), TOGETHER)
+        ]
+        if len(parts) == 1:
+            return parts[0]
 
-        return parts[0][1] if len(parts) == 1 else measure
+        def measure(values: Sequence[Tensor]) -> bool:
+            are_same = True
+            for number, measure_part in enumerate(parts):
+                start = number * TOGETHER
+                are_same &= measure_part(values[start : start + TOGETHER])
+            return are_same
+
+        return measure
 
     def _prepare(
-        self, sites: Sequence[int], values: Sequence[Tensor], part: slice
-    ) -> tuple[slice, Callable[[Sequence[Tensor]], None]]:
-        sites = sites[part]
+        self, sites: Sequence[int], values: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], bool]:
         log = self.log_for(values[0].device)
-        again = log.repeat(values[part])
-        if again is None:
-            return part, partial(self._measure_passing, sites)
-        pairs = tuple(zip(sites, again.offsets, strict=True))
+        again = log.repeat(values)
+        pairs = () if again is None else tuple(zip(sites, again.offsets, strict=True))
 
-        def measure(values: Sequence[Tensor]) -> None:
+        def measure(values: Sequence[Tensor]) -> bool:
             begun = time.perf_counter()
-            row = again(values)
+            row = -1 if again is None else again(values)
             if row < 0:
                 self._measure_passing(sites, values)
-                return
+                return again is None
             self._step.events += [(site, row + offset, log) for site, offset in pairs]
             self.own_seconds += time.perf_counter() - begun
+            return True
 
-        return part, measure
+        return measure
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
