@@ -226,3 +226,24 @@ def test_a_bias_is_added_where_it_is_without_a_watch(
         counts.append(["\n".join(codes).count(f"extern_kernels.{one}(") for one in ("addmm", "mm")])
     assert counts[0][1] > 0
     assert counts[1] == counts[0]
+
+
+def test_parameters_are_known_as_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are told by numbers, which torch counts without the token that stands first."""
+    from torch._functorch import partitioners
+
+    part = partitioners.min_cut_rematerialization_partition
+    found: list[tuple[int, bool]] = []
+
+    def look(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        given = [node for node in joint.graph.nodes if node.op == "placeholder"]
+        lasting = [given[at].meta["val"] for at in options["static_lifetime_input_indices"]]
+        parameters = sum(one.dtype is torch.bfloat16 for one in lasting)
+        found.append((parameters, any(one.shape == tokens.shape for one in lasting)))
+        return part(joint, inputs, **options)
+
+    monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", look)
+    model, tokens = SmallGPT(blocks=1).bfloat16(), torch.randint(0, WORDS, (2, LENGTH))
+    for watch in (_plain, lambda model: hl.watch(model, **SPARING)):
+        _graphs(watch, model, tokens)
+    assert found == [(len(list(model.parameters())), False)] * 2
