@@ -14,6 +14,7 @@ cuda.py       the log of a CUDA device; cuda_extras.py its sketches and counts
 measuring.py  where a tensor lies there, and the launch that measures it
 readings.py   how the kernels read each dtype
 slots.py      where they leave partial rows; arriving.py what is on its way from there
+waiting.py    waiting for it, out of the way of who gives the device work
 shares.py     what the Triton kernels are made of; kernels.py, update_kernels.py and
               extra_kernels.py those that are launched
 launching.py  how they are launched; repeating.py again and again for the same kinds of tensors

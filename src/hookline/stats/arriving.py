@@ -9,6 +9,7 @@ from torch import Tensor
 from hookline.stats.logs import BINS, SKETCH_WIDTH, Measured
 from hookline.stats.preparing import undisturbed
 from hookline.stats.rows import COLUMNS, FINITE, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, merge_rows
+from hookline.stats.waiting import wait_for
 
 _WIDTH = len(COLUMNS)
 
@@ -42,7 +43,7 @@ class CudaTaken:
 
     def wait(self) -> Measured:
         """Wait for the copy."""
-        self._event.synchronize()
+        wait_for(self._event)
         with undisturbed():  # no mode is to see that
             flat = self._host.numpy()
         ends = np.cumsum(self._sizes)

@@ -349,8 +349,7 @@ class CudaLog:
             flat = torch.cat([one for group in groups for one in group])
             host = torch.empty(flat.shape, dtype=torch.float64, pin_memory=True)
             host.copy_(flat, non_blocking=True)
-            # Who waits sleeps: another thread that asks again and again makes launches slow.
-            event = torch.cuda.Event(blocking=True)
+            event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._index))
             return CudaTaken(host, event, sizes, step)
 

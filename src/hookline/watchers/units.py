@@ -22,6 +22,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from hookline._torch import is_capturing_cuda_graph
 from hookline.runs import Block
 from hookline.stats.preparing import PLAIN, undisturbed
+from hookline.stats.waiting import wait_for
 
 WINDOW = 20
 """Over how many measured steps a unit must have been zero to count as dead."""
@@ -217,7 +218,7 @@ class UnitsTaken:
     def wait(self) -> list[tuple[int, str, list[Any]]]:
         """Give the site, what was looked at and the numbers of each, once they are here."""
         for mark in self._marks:
-            mark.synchronize()
+            wait_for(mark)
         arrays: list[Any] = [None] * len(self._sizes)
         with undisturbed():
             for numbers, host in zip(self._groups.values(), self._hosts, strict=True):
