@@ -11,6 +11,8 @@
     open_run   read a run
     record     every value of a step or a training, to be compared
     diff       the first place where two models or recordings differ, and why
+    extract    the activations of a whole data set, into a tensor store on disk
+    open_store read one
     testing    a model that must compute what it did: assert_same_run
 
 Importing changes nothing in torch.

@@ -5,6 +5,7 @@ from hookline._errors import (
     AddressError,
     AmbiguousRead,
     BadTraining,
+    CorruptShard,
     EditError,
     GradientError,
     HooklineError,
@@ -21,6 +22,7 @@ from hookline._errors import (
     RunExists,
     RunWriteError,
     SessionError,
+    StoreError,
     UnsupportedModel,
     UnsupportedTensor,
 )
@@ -43,6 +45,7 @@ from hookline.edits.actions import (
 )
 from hookline.edits.edit import edit
 from hookline.edits.skipping import skip
+from hookline.extractions import Extraction, RayCluster, extract
 from hookline.hooks.functions import hook
 from hookline.hooks.inventory import inventory
 from hookline.hooks.sessions import Handle
@@ -59,6 +62,7 @@ from hookline.rules import Finding, Rule, register_rule
 from hookline.runs import Run, Series, open_run
 from hookline.scripts.checking import check
 from hookline.scripts.checkups import Checkup
+from hookline.stores import Store, StoreWriter, open_store
 from hookline.surveys.annotating import source
 from hookline.surveys.listing import sites
 from hookline.watchers import Watch, watch
@@ -72,8 +76,10 @@ __all__ = [
     "BadTraining",
     "Captured",
     "Checkup",
+    "CorruptShard",
     "Difference",
     "EditError",
+    "Extraction",
     "Finding",
     "GradientError",
     "Handle",
@@ -88,6 +94,7 @@ __all__ = [
     "OutOfBudget",
     "OutOfMemory",
     "Overwritten",
+    "RayCluster",
     "Recording",
     "Rule",
     "Run",
@@ -95,6 +102,9 @@ __all__ = [
     "RunWriteError",
     "Series",
     "SessionError",
+    "Store",
+    "StoreError",
+    "StoreWriter",
     "UnsupportedModel",
     "UnsupportedTensor",
     "Watch",
@@ -104,12 +114,14 @@ __all__ = [
     "clip",
     "diff",
     "edit",
+    "extract",
     "hook",
     "inventory",
     "load",
     "mask",
     "noise",
     "open_run",
+    "open_store",
     "patch",
     "port",
     "record",

@@ -19,6 +19,8 @@ HooklineError
 ├── NewerRun            (RuntimeError)  a run that a newer hookline wrote
 ├── NotRecorded         (LookupError)   a statistic, step, rank or tensor that a run does not hold
 ├── NotComparable       (ValueError)    two runs or models that have nothing to compare
+├── StoreError          (ValueError)    a tensor store that does not fit what is asked of it
+│   └── CorruptShard                    a file of it that does not hold what was written
 └── BadTraining         (RuntimeError)  a finding that a watch was asked to raise
 
 HooklineWarning         (UserWarning)   what a report would say, said at the end of a session
@@ -108,6 +110,14 @@ class NotRecorded(HooklineError, LookupError):
 
 class NotComparable(HooklineError, ValueError):
     """Say why two runs or models cannot be compared, and what to do."""
+
+
+class StoreError(HooklineError, ValueError):
+    """Say what a tensor store cannot hold, or does not hold, and what to do."""
+
+
+class CorruptShard(StoreError):
+    """Say which file of a store is damaged, and how it is made anew."""
 
 
 class BadTraining(HooklineError, RuntimeError):

@@ -7,6 +7,7 @@
     show.py         hookline show
     record.py       hookline record
     diff.py         hookline diff
+    extract.py      hookline extract; extract_options.py what it is told
     ls.py           hookline ls
     sites.py        hookline sites
     completion.py   hookline completion

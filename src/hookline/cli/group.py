@@ -10,6 +10,7 @@ import click
 from hookline.cli.check import check
 from hookline.cli.completion import completion
 from hookline.cli.diff import diff_runs
+from hookline.cli.extract import extract_features
 from hookline.cli.failing import explained_usage
 from hookline.cli.ls import list_runs
 from hookline.cli.record import record_script
@@ -33,6 +34,7 @@ examples:
   hookline check train.py              judge its first steps
   hookline report                      what the newest run came to
   hookline show blocks.5.attn          the numbers of one site
+  hookline extract features.toml       keep activations of a whole data set
 """
 
 
@@ -81,6 +83,7 @@ for _command in (
     show,
     record_script,
     diff_runs,
+    extract_features,
     list_runs,
     list_sites,
     completion,

@@ -1,0 +1,234 @@
+"""`hookline extract`: a data set through a model, its activations into a store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookline.cli.extract_options import (
+    LoadModel,
+    read_config,
+    read_data,
+    read_dtype,
+    read_engine,
+    read_prepare,
+    read_sites,
+)
+from hookline.cli.failing import Misused, running_code
+
+if TYPE_CHECKING:
+    from hookline.extractions.advancing import Advance
+
+_EPILOG = """\b
+exit codes:
+  0    all samples are in the store
+  1    it could not be done, or samples were skipped
+  2    the command line cannot be understood
+  130  Ctrl-C: what was done is kept, the same command goes on
+
+\b
+A file of options has the long names without dashes, and `sites` as a list or a table:
+  model = "model.py:make"
+  data = "texts.jsonl"
+  tokenizer = "path/to/tokenizer"
+  out = "features"
+  [sites]
+  "layers.20" = "last"
+"""
+
+_EVERY = 30.0
+"""Seconds between two lines where there is no terminal."""
+
+
+@click.command(
+    "extract", short_help="Keep a model's activations of a whole data set.", epilog=_EPILOG
+)
+@click.argument("config", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", metavar="MODEL", help="file.py:name or package.module:name.")
+@click.option(
+    "--data",
+    metavar="DATA",
+    help="Parquet, JSON lines, text, a folder of images, .npy, .safetensors, or file.py:name.",
+)
+@click.option(
+    "--site", "sites", metavar="SITE", multiple=True, help="Such as layers.20; repeatable."
+)
+@click.option("-o", "--out", metavar="DIR", help="A folder, or s3://bucket/name.")
+@click.option(
+    "--reduce",
+    metavar="HOW",
+    help="last, first, mean, max, sum, tokens, spatial, a token's number, or file.py:name.",
+)
+@click.option("--column", metavar="NAME", help="The field of a sample that is used.")
+@click.option("--prepare", metavar="FUNCTION", help="Makes the model's input of a sample.")
+@click.option("--tokenizer", metavar="NAME", help="A tokenizer of transformers, for texts.")
+@click.option("--length", metavar="N", type=click.IntRange(1), help="The most tokens of a text.")
+@click.option(
+    "--batch-size", metavar="N", type=click.IntRange(1), help="Found by itself unless given."
+)
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Only the first N samples.")
+@click.option("--device", metavar="DEVICE", help="Such as cuda:0; moves the model there.")
+@click.option("--dtype", metavar="DTYPE", help="Keep values as this type, such as bfloat16.")
+@click.option("--deterministic", is_flag=True, help="The same bits in any batch size; slow.")
+@click.option(
+    "--on-error", type=click.Choice(["stop", "skip"]), help="What to do with bad samples."
+)
+@click.option("--overwrite", is_flag=True, help="Remove the store that is in the folder.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say how many bytes and about how long; write nothing."
+)
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), help="Who does it; this process unless given."
+)
+@click.option("--address", metavar="ADDRESS", help="Of a cluster of Ray; auto for this machine's.")
+@click.option("--actors", metavar="N", type=click.IntRange(1), help="How many hold the model.")
+@click.option("--gpus", metavar="N", type=float, help="GPUs of each actor; 0.5 for two on one.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result.")
+def extract_features(config: Path | None, dry_run: bool, quiet: bool, **given: Any) -> None:
+    """Send all samples of DATA through MODEL, and keep the values of named sites on disk.
+
+    CONFIG is a file of options, TOML, JSON or YAML; what is given here counts more. Stopped by
+    anything at all, the same command goes on where it was. Under torchrun every rank takes its
+    share of the samples.
+
+    \b
+    examples:
+      hookline extract --model model.py:make --data images/ --site layer4 --reduce spatial -o out
+      hookline extract --model lm.py:make --data texts.jsonl --column text --tokenizer gpt2 \\
+          --site 'layers.*' --reduce last --dtype bfloat16 -o features --dry-run
+      hookline extract features.toml
+      hookline extract features.toml --engine ray --address auto --actors 8 --gpus 1
+      torchrun --nproc-per-node 8 -m hookline extract features.toml
+      hookline verify features
+    """
+    options = read_config(config) if config is not None else {}
+    options |= {key: value for key, value in given.items() if value not in (None, (), False)}
+    for need in ("model", "data", "sites", "out"):
+        if not options.get(need):
+            name = "site" if need == "sites" else need
+            raise Misused(f"there is no --{name}", "`hookline extract --help` has examples")
+    _extract(options, dry_run=dry_run, quiet=quiet)
+
+
+def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
+    from hookline import extract
+    from hookline.cli.loading import load_model
+
+    engine = read_engine(options)
+    model: Any = LoadModel(options["model"])
+    if engine == "local":
+        model = load_model(options["model"])
+        if options.get("device"):
+            with running_code("moving the model"):
+                model = model.to(options["device"])
+    sites, reduce = read_sites(options)
+    try:
+        with running_code("the extraction"), _progress(quiet or dry_run) as tell:
+            result = extract(
+                model,
+                read_data(options["data"]),
+                sites,
+                options["out"],
+                reduce=reduce,
+                column=options.get("column"),
+                prepare=read_prepare(options),
+                batch_size=options.get("batch_size"),
+                limit=options.get("limit"),
+                device=options.get("device"),
+                dtype=read_dtype(options.get("dtype")),
+                deterministic=bool(options.get("deterministic")),
+                on_error=options.get("on_error", "stop"),
+                overwrite=bool(options.get("overwrite")),
+                dry_run=dry_run,
+                engine=engine,
+                on_progress=tell,
+            )
+    except KeyboardInterrupt:
+        click.echo(
+            f"stopped: what was done is kept in {options['out']}; the same command goes on",
+            err=True,
+        )
+        raise SystemExit(130) from None
+    click.echo(str(result))
+    for id, why in list(result.failed.items())[:10]:
+        click.echo(f"  skipped sample {id}: {why}", err=True)
+    if result.failed:
+        raise SystemExit(1)
+
+
+@contextmanager
+def _progress(is_quiet: bool) -> Iterator[Callable[[Advance], None] | None]:
+    """Show how far it is: a bar on a terminal, a line now and then elsewhere."""
+    if is_quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _Bar() as bar:
+            yield bar.tell
+    else:
+        yield _Lines().tell
+
+
+class _Bar:
+    """A bar with the rate, the bytes and the time that is left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("", total=None, rate="")
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def tell(self, advance: Advance) -> None:
+        """Move the bar."""
+        self._progress.update(
+            self._task, completed=advance.samples, total=advance.total, rate=_describe(advance)
+        )
+
+
+class _Lines:
+    """A line now and then, for a log."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def tell(self, advance: Advance) -> None:
+        """Print a line, if the last was long ago."""
+        from hookline.extractions.advancing import show_seconds
+
+        if time.monotonic() - self._told < _EVERY:
+            return
+        self._told = time.monotonic()
+        total = "" if advance.total is None else f" of {advance.total:,}"
+        left = "" if advance.left is None else f", {show_seconds(advance.left)} left"
+        click.echo(f"{advance.samples:,}{total} samples, {_describe(advance)}{left}", err=True)
+
+
+def _describe(advance: Advance) -> str:
+    from hookline.extractions.advancing import show_bytes
+
+    return f"{advance.rate:,.1f}/s in batches of {advance.batch}, {show_bytes(advance.bytes)}"

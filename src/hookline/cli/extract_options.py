@@ -1,0 +1,162 @@
+"""What `hookline extract` is told, from text to what `hl.extract` takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hookline.cli.failing import Failure, Misused, running_code
+
+_KNOWN = frozenset(
+    {
+        *("model", "data", "sites", "out", "reduce", "column", "prepare", "tokenizer", "length"),
+        *("batch_size", "limit", "device", "dtype", "deterministic", "on_error", "overwrite"),
+        *("engine", "address", "actors", "gpus"),
+    }
+)
+"""The names that a file of options may have."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a file of options."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"`{path}` cannot be read: {error.strerror}") from None
+    try:
+        found = _parse(path, text)
+    except ImportError as error:
+        raise Failure(str(error)) from None
+    except ValueError as error:
+        raise Misused(f"`{path}` cannot be understood: {error}") from None
+    if not isinstance(found, dict):
+        raise Misused(f"`{path}` has no names and values", "`hookline extract --help` shows some")
+    options = {str(key).replace("-", "_"): value for key, value in found.items()}
+    if "site" in options:
+        options["sites"] = options.pop("site")
+    unknown = sorted(options.keys() - _KNOWN)
+    if unknown:
+        raise Misused(
+            f"`{path}` has an unknown `{unknown[0]}`", f"known are {', '.join(sorted(_KNOWN))}"
+        )
+    return options
+
+
+def _parse(path: Path, text: str) -> Any:
+    if path.suffix == ".json":
+        import json
+
+        return json.loads(text)
+    if path.suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError("its name ends neither in .toml, .json nor .yaml")
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError('YAML needs a package: pip install "hookline[yaml]"') from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_sites(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Read which sites are kept, and how."""
+    reduce = _read_reduce(options.get("reduce"))
+    sites = options["sites"]
+    if isinstance(sites, str):
+        return [sites], reduce
+    if isinstance(sites, Mapping):
+        return {str(site): _read_reduce(how) for site, how in sites.items()}, reduce
+    return [str(one) for one in sites], reduce
+
+
+def _read_reduce(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if ":" in text:
+        from hookline.cli.loading import load
+
+        return load(text)
+    return text if text else None
+
+
+def read_data(text: Any) -> Any:
+    """Find the data: a path, or an object that a file or a module has."""
+    place, colon, name = str(text).rpartition(":")
+    if colon and place and name.split(".")[0].isidentifier() and not Path(text).exists():
+        from hookline.cli.loading import load_example
+
+        return load_example(text)
+    return text
+
+
+def read_prepare(options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """Find what makes the model's input of a sample."""
+    if options.get("tokenizer") and options.get("prepare"):
+        raise Misused("--tokenizer and --prepare both say what the model takes", "give one of them")
+    if options.get("prepare"):
+        from hookline.cli.loading import load
+
+        found: Callable[[Any], Any] = load(options["prepare"])
+        return found
+    if not options.get("tokenizer"):
+        return None
+    from hookline.extractions.tokenizing import Tokenize
+
+    with running_code("loading the tokenizer"):
+        return Tokenize(options["tokenizer"], length=options.get("length"))
+
+
+def read_engine(options: Mapping[str, Any]) -> Any:
+    """Find who does it."""
+    if options.get("engine", "local") != "ray":
+        for name in ("address", "actors", "gpus"):
+            if options.get(name):
+                raise Misused(f"--{name} belongs to Ray", "say `--engine ray` too")
+        return "local"
+    from hookline import RayCluster
+
+    gpus = float(options.get("gpus") or 0)
+    actors = int(options.get("actors") or 1)
+    return RayCluster(options.get("address"), actors=actors, gpus=gpus)
+
+
+class LoadModel:
+    """Make a model in another process: by its name, from the folder this one was started in."""
+
+    def __init__(self, text: str) -> None:
+        place, _, name = text.rpartition(":")
+        # A file is found from anywhere by its whole path.
+        self._text = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else text
+        self._folder = str(Path.cwd())
+
+    def __call__(self) -> Any:
+        """Make it."""
+        from hookline.cli.loading import load_model
+
+        if self._folder not in sys.path:
+            sys.path.insert(0, self._folder)
+        with click.Context(click.Command("extract")):
+            return load_model(self._text)
+
+
+def read_dtype(name: Any) -> Any:
+    """Find a dtype by its name."""
+    if not name:
+        return None
+    import torch
+
+    found = getattr(torch, str(name), None)
+    if not isinstance(found, torch.dtype):
+        raise Misused(f"there is no dtype `{name}`", "such as float32, float16, bfloat16")
+    return found

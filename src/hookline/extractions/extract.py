@@ -1,0 +1,118 @@
+"""`hl.extract`: a data set through a model, its activations into a tensor store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hookline.extractions.advancing import Advance, Extraction
+from hookline.extractions.ray_engine import Plan, RayCluster, extract_with_ray
+from hookline.extractions.selecting import Reduce
+from hookline.extractions.sites import SiteChoice, Sites
+from hookline.extractions.sources import open_source
+from hookline.extractions.work import OnError, Work, remove_store
+from hookline.stores import StoreWriter
+from hookline.watchers.describing import read_rank
+
+Engine = Literal["local", "ray"] | RayCluster
+
+
+def extract(
+    model: nn.Module | Callable[[], nn.Module],
+    data: Any,
+    sites: Sites,
+    out: str | os.PathLike[str],
+    *,
+    reduce: Reduce = None,
+    column: str | None = None,
+    prepare: Callable[[Any], Any] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    on_error: OnError = "stop",
+    overwrite: bool = False,
+    shard_bytes: int = 256 << 20,
+    dry_run: bool = False,
+    engine: Engine = "local",
+    on_progress: Callable[[Advance], None] | None = None,
+) -> Extraction:
+    """Send every sample through a model, and keep the values of named sites in a store on disk.
+
+        hl.extract(model, dataset, ["layers.20"], "features", reduce="last")
+        hl.open_store("features")["layers.20"][:100]
+
+    Run again after whatever stopped it, it goes on where it was. Started by torchrun, every rank
+    takes its share of the samples. A sample's number is its position in the data.
+
+    Args:
+        model: any `nn.Module`; it evaluates, without gradients, and ends after the last site.
+        data: a data set, a list, tensor or array, any iterable, a `DataLoader`, or the path of
+            Parquet, JSON lines, text, images, `.npy` or `.safetensors`.
+        sites: addresses and patterns, or a dict with what is kept of each.
+        out: a folder, or an address that fsspec knows, such as `s3://bucket/name`.
+        reduce: what is kept of a value. Nothing: a row for each sample, or where an attention mask
+            comes with the batch, a row for each token. `"tokens"`: a row for each token in any
+            case. `"last"`, `"first"`, or a number: one token; `"mean"`, `"max"`, `"sum"`: over the
+            tokens; `"spatial"`: the mean over all dimensions after the second. Or a function of the
+            value and the mask. Padding is left out of all of them.
+        column: of samples that are dicts, the field that is the sample.
+        prepare: makes of a sample what the model takes, such as a tokenizer.
+        collate: makes a batch of a list of samples; the usual one pads tokens.
+        batch_size: samples that go through the model at once; found by itself unless given. Where
+            memory does not suffice, a batch is divided.
+        limit: only so many samples, from the first one on.
+        device: where batches go; to the model's first parameter unless given.
+        dtype: keep values as this type.
+        deterministic: send each sample alone, on one thread, so that the same bits come out
+            whatever the size of batches and the number of ranks.
+        on_error: `"skip"` leaves out samples that cannot be read or that the model raises at, and
+            names them in the result; `"stop"` raises at the first.
+        overwrite: remove the store that is in the folder.
+        shard_bytes: about how large the files become.
+        dry_run: write nothing; the result's `estimate` tells how many bytes it will be and about
+            how long it will take.
+        engine: `"ray"`, or a `hl.RayCluster` that says which and how many actors: the same by a
+            pool of actors that each hold the model. `model` may be a function that makes it, then.
+        on_progress: called about twice a second.
+    """
+    options: dict[str, Any] = {
+        "prepare": prepare,
+        "collate": collate,
+        "batch_size": batch_size,
+        "limit": limit,
+        "device": device,
+        "dtype": dtype,
+        "is_deterministic": deterministic,
+    }
+    rank, world = read_rank()
+    if overwrite and not rank and not dry_run:
+        remove_store(out)
+    if engine != "local" and not dry_run:
+        cluster = _read_engine(engine)
+        plan = Plan(model, data, sites, reduce, column, os.fspath(out), options, on_error)
+        return extract_with_ray(plan, cluster, on_progress=on_progress)
+    if not isinstance(model, nn.Module):
+        model = model()
+    source, choice = open_source(data, column=column), SiteChoice(model, sites, reduce)
+    work = Work(model, source, choice, **options)
+    if dry_run:
+        return work.plan(out)
+    name = "part" if world == 1 else f"rank{rank}"
+    writer = StoreWriter(out, name=name, facts=work.facts(), shard_bytes=shard_bytes)
+    work.check(writer)
+    return work.run(writer, on_error=on_error, on_progress=on_progress, rank=rank, world=world)
+
+
+def _read_engine(engine: Any) -> RayCluster:
+    if isinstance(engine, RayCluster):
+        return engine
+    if engine == "ray":
+        return RayCluster()
+    raise ValueError(f'engine is "local", "ray" or a `hl.RayCluster`, not {engine!r}')

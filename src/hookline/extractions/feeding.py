@@ -1,0 +1,123 @@
+"""Make the next batches while the model works on one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hookline.extractions.collating import collate
+from hookline.extractions.samples import Broken, SampleError, Source
+from hookline.extractions.sizing import BatchSize
+from hookline.extractions.wanted import Ids, Wanted
+
+_AHEAD = 2
+"""Batches that wait for the model."""
+
+
+class Batch(NamedTuple):
+    """Samples that go through the model together."""
+
+    ids: Ids
+    content: Any
+    broken: list[SampleError]
+    """Samples that could not be read; none of them is in it."""
+
+
+class Feed:
+    """Give batches of the wanted samples, one after the other."""
+
+    def __init__(
+        self,
+        source: Source,
+        wanted: Wanted,
+        size: BatchSize,
+        *,
+        prepare: Callable[[Any], Any] | None = None,
+        join: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._source, self._wanted, self._size = source, wanted, size
+        self._prepare = prepare
+        self._join = join or collate
+        self._made: queue.Queue[Batch | BaseException | None] = queue.Queue(_AHEAD)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="hookline-feed", daemon=True)
+
+    def __enter__(self) -> Iterator[Batch]:
+        self._thread.start()
+        return self._take()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        while self._thread.is_alive():
+            try:  # so that a thread that waits for room goes on, and ends
+                self._made.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _take(self) -> Iterator[Batch]:
+        while True:
+            found = self._made.get()
+            if found is None:
+                return
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+    def _work(self) -> None:
+        try:
+            for batch in self._batches():
+                self._put(batch)
+                if self._is_over.is_set():
+                    return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, one: Batch | BaseException | None) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._made.put(one, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def _batches(self) -> Iterator[Batch]:
+        found = self._source.samples(self._wanted)
+        if self._source.is_batched:
+            for own, content in found:
+                yield Batch(own, content if self._prepare is None else self._prepare(content), [])
+            return
+        ids: list[int] = []
+        items: list[Any] = []
+        broken: list[SampleError] = []
+        for id, item in found:
+            one = self._ready(id, item)
+            if isinstance(one, SampleError):
+                broken.append(one)
+            else:
+                ids.append(id)
+                items.append(one)
+            if len(items) >= self._size.now or len(broken) >= self._size.now:
+                yield self._join_all(ids, items, broken)
+                ids, items, broken = [], [], []
+        if items or broken:
+            yield self._join_all(ids, items, broken)
+
+    def _ready(self, id: int, item: Any) -> Any:
+        """Give a sample as the model takes it, or what kept it from that."""
+        if isinstance(item, Broken):
+            return item.error
+        if self._prepare is None:
+            return item
+        try:
+            return self._prepare(item)
+        except Exception as error:
+            return SampleError(id, error)
+
+    def _join_all(self, ids: list[int], items: list[Any], broken: list[SampleError]) -> Batch:
+        return Batch(np.array(ids, np.int64), self._join(items) if items else None, broken)

@@ -1,0 +1,191 @@
+"""Samples of objects: data sets and sequences by index, streams in order, batches of a loader.
+
+Hugging Face data sets are known by what they offer, and never imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from hookline.extractions.collating import size_of
+from hookline.extractions.samples import Source, digest, follow, pick_column, read_sample
+from hookline.extractions.wanted import Ids, Wanted
+
+
+class Rows(Source):
+    """Samples that can be read one by one, in any order; only the wanted ones are touched."""
+
+    def __init__(
+        self,
+        read: Callable[[int], Any],
+        size: int,
+        *,
+        name: str,
+        fingerprint: str,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(name, size)
+        self._read = read
+        self._fingerprint = fingerprint
+        self._column = column
+
+    def fingerprint(self) -> str:
+        """Give what was said of the rows when they were opened."""
+        return self._fingerprint
+
+    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+        """Yield the wanted rows, and read no other."""
+        for number in wanted.ids(self.size):
+            yield number, read_sample(number, self._read, number, self._column)
+
+
+def rows_of(data: Any, *, column: str | None = None) -> Rows:
+    """Take anything with a length and an index as rows."""
+    return Rows(
+        select_column(data, column).__getitem__,
+        len(data),
+        name=type(data).__name__,
+        fingerprint=_describe(data, f"{len(data)} samples", column),
+        column=column,
+    )
+
+
+class Stream(Source):
+    """Samples of anything that can only be read from its beginning."""
+
+    def __init__(self, data: Iterable[Any], *, column: str | None = None) -> None:
+        is_repeatable = not isinstance(data, Iterator)
+        super().__init__(type(data).__name__, _length(data), is_repeatable=is_repeatable)
+        self._data = select_column(data, column)
+        self._column = column
+        self._fingerprint = _describe(data, "a stream", column)
+        self._has_begun = False
+
+    def fingerprint(self) -> str:
+        """Give the type: nothing else is known before it is read."""
+        return self._fingerprint
+
+    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+        """Yield the wanted samples; what the iterator itself raises is passed on."""
+        if self._has_begun and not self.is_repeatable:
+            raise RuntimeError(
+                f"the samples of a `{self.name}` can be read once only, and they have been; give "
+                "data that can be read again: a list, a data set, or a file"
+            )
+        self._has_begun = True
+        data, start = self._data, 0
+        if is_hugging_face(data) and hasattr(data, "skip") and wanted.starts.size:
+            # Its own way past the first samples neither decodes nor formats them.
+            start = int(wanted.starts[0])
+            data = data.skip(start) if start else data
+        for number, sample in follow(wanted, data, start):
+            yield number, read_sample(number, _as_it_is, sample, self._column)
+
+
+def _as_it_is(sample: Any) -> Any:
+    """Give a sample that has been read already."""
+    return sample
+
+
+class Batches(Source):
+    """Batches of a DataLoader as it makes them, numbered by the rows of each."""
+
+    is_batched = True
+
+    def __init__(self, loader: DataLoader[Any], *, column: str | None = None) -> None:
+        _refuse_other_orders(loader)
+        super().__init__(f"DataLoader of {type(loader.dataset).__name__}", _count_rows(loader))
+        self._loader = loader
+        self._column = column
+
+    def fingerprint(self) -> str:
+        """Give the type of the data set and its length; of a stream, what its order depends on."""
+        data = self._loader.dataset
+        if not isinstance(data, IterableDataset):
+            return _describe(data, f"{self.size} samples in batches", self._column)
+        workers, batch = self._loader.num_workers, self._loader.batch_size
+        order = f", batches of {batch} by {workers} workers" if workers > 1 else " in batches"
+        return _describe(data, f"a stream{order}", self._column)
+
+    def samples(self, wanted: Wanted) -> Iterator[tuple[Ids, Any]]:
+        """Yield the batches that hold a wanted sample, each after the ids of all its rows."""
+        start = 0
+        if not wanted.end:
+            return
+        for batch in self._loader:
+            end = start + size_of(batch)
+            if wanted.within(start, end).size:
+                yield np.arange(start, end, dtype=np.int64), pick_column(batch, self._column)
+            if end >= wanted.end:
+                return
+            start = end
+
+
+def is_hugging_face(data: Any) -> bool:
+    """Tell whether data is a data set of `datasets`, of rows or a stream."""
+    return all(hasattr(data, name) for name in ("features", "column_names", "select_columns"))
+
+
+def select_column(data: Any, column: str | None) -> Any:
+    """Have a Hugging Face data set decode no other column; give any other data as it is."""
+    if column is None or not is_hugging_face(data):
+        return data
+    names = data.column_names
+    if names is not None and column not in names:
+        raise ValueError(f"column={column!r} is not among the columns: {', '.join(names)}")
+    return data.select_columns([column])
+
+
+def _describe(data: Any, size: str, column: str | None) -> str:
+    """Say what tells data apart, in words."""
+    facts = [type(data).__qualname__, size]
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        facts += [f"shape {tuple(data.shape)}", str(data.dtype)]
+    if is_hugging_face(data):
+        facts.append(f"features {digest([data.features])}")
+    if column is not None:
+        facts.append(f"column {column}")
+    return ", ".join(facts)
+
+
+def _length(data: Any) -> int | None:
+    """Give the length of an iterable that has one."""
+    # What a torch stream says of its length is a guess: its loader only warns where it is wrong.
+    if isinstance(data, IterableDataset):
+        return None
+    with contextlib.suppress(TypeError, NotImplementedError):
+        return len(data)
+    return None
+
+
+def _count_rows(loader: DataLoader[Any]) -> int | None:
+    """Give how many samples the batches of a loader will hold."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return None
+    if loader.drop_last:
+        return len(loader) * loader.batch_size
+    return len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _refuse_other_orders(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose batches do not hold the samples in the order of the data."""
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    order: Any = loader.sampler
+    if loader.batch_sampler is not None:
+        order = loader.batch_sampler
+        if type(order) is BatchSampler:
+            order = order.sampler
+    if isinstance(order, SequentialSampler):
+        return
+    raise ValueError(
+        f"this DataLoader takes its samples in the order of a `{type(order).__name__}`; a sample's "
+        "id is its position in the data, so they must come in order: make the DataLoader with "
+        "shuffle=False and without a sampler (ranks are given their shares all the same), or give "
+        "the data set itself"
+    )

@@ -1,0 +1,75 @@
+"""The sites of an extraction, and what is kept of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.addresses import ModuleTree, resolve
+from hookline.extractions.selecting import Reduce, check_reduce, name_reduce
+
+Sites = str | Iterable[str] | Mapping[str, Reduce]
+
+
+class SiteChoice:
+    """Which values of a model are kept, and how."""
+
+    def __init__(self, model: nn.Module, sites: Sites, reduce: Any = None) -> None:
+        given = {sites: reduce} if isinstance(sites, str) else sites
+        if not isinstance(given, Mapping):
+            given = dict.fromkeys(given, reduce)
+        elif reduce is not None:
+            given = {site: reduce if own is None else own for site, own in given.items()}
+        if not given:
+            raise ValueError(
+                "name at least one site, such as `layers.3`; `hl.sites(model)` lists all"
+            )
+        self.where = list(given)
+        """Addresses and patterns as they were given."""
+        tree = ModuleTree(model)
+        self._reduce: list[tuple[str, Any]] = []
+        for where, one in given.items():
+            check_reduce(one)
+            self._reduce += [(site.address, one) for site in resolve(tree, where)]
+        self._found: dict[str, Any] = {}
+
+    def reduce_of(self, address: str) -> Any:
+        """Give how the value at an address is reduced."""
+        if address not in self._found:
+            plain = address.split("#")[0]
+            self._found[address] = next(
+                reduce
+                for site, reduce in self._reduce
+                if plain == site or (plain.startswith(site) and plain[len(site)] in ".[:")
+            )
+        return self._found[address]
+
+    def facts(self) -> dict[str, Any]:
+        """Describe it, so that two extractions can be compared."""
+        return {address: name_reduce(reduce) for address, reduce in self._reduce}
+
+
+def name_model(model: nn.Module) -> dict[str, Any]:
+    """Say which model it is, by what is quick to find out."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    count = 0
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        count += tensor.numel()
+        digest.update(_probe(tensor))
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    return {"class": kind, "numbers": count, "digest": digest.hexdigest()[:16]}
+
+
+def _probe(tensor: Tensor) -> bytes:
+    """Give some of a tensor's own numbers."""
+    if tensor.is_meta or not tensor.numel():
+        return b""
+    local = getattr(tensor, "_local_tensor", tensor).detach()
+    flat = local.flatten()
+    some = flat[:: max(1, len(flat) // 8)][:9]
+    return str(some.double().cpu().tolist() if not some.is_complex() else len(flat)).encode()

@@ -1,0 +1,293 @@
+"""One extraction at work: from samples to a store, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hookline._errors import RunWriteError, StoreError
+from hookline.extractions.advancing import Advance, Estimate, Extraction, show_bytes
+from hookline.extractions.feeding import Batch, Feed
+from hookline.extractions.running import Failed, Runner, evaluating
+from hookline.extractions.samples import SampleError, Source
+from hookline.extractions.saving import Saver
+from hookline.extractions.sites import SiteChoice, name_model
+from hookline.extractions.sizing import BatchSize
+from hookline.extractions.wanted import Ids, Wanted
+from hookline.stores import StoreWriter
+from hookline.stores.indexing import find_done, read_about
+from hookline.stores.layout import ABOUT, INDEX, SHARDS, name_dtype
+from hookline.stores.places import open_place
+
+OnError = Literal["stop", "skip"]
+
+_TELL_EVERY = 0.5
+_TRIED = 3
+"""Batches that an estimate is made from, besides one to warm up."""
+
+_SAME = ("sites", "model", "data", "dtype", "prepare", "deterministic")
+"""What has to be the same when an extraction goes on."""
+
+
+class Work:
+    """What is to be done, and doing it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Source,
+        choice: SiteChoice,
+        *,
+        prepare: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        batch_size: int | None = None,
+        limit: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        is_deterministic: bool = False,
+    ) -> None:
+        self._model, self._source, self._choice = model, source, choice
+        self._prepare, self._collate = prepare, collate
+        self._size = BatchSize(batch_size)
+        self._dtype, self._device = dtype, device
+        self._is_deterministic = is_deterministic
+        self._all = Wanted.of_ranges([(0, limit)])
+        self._limit = limit
+        self.failed: dict[int, str] = {}
+
+    @property
+    def size(self) -> int:
+        """How many samples there are, done or not, where that is known."""
+        size = self._source.size
+        if size is None:
+            raise ValueError("it is not known how many samples there are")
+        return size if self._limit is None else min(size, self._limit)
+
+    def facts(self) -> dict[str, Any]:
+        """Say what is extracted of what, so that a store can tell."""
+        return {
+            "sites": self._choice.facts(),
+            "model": name_model(self._model),
+            "data": {"name": self._source.name, "fingerprint": self._source.fingerprint()},
+            "dtype": None if self._dtype is None else name_dtype(self._dtype),
+            "prepare": None if self._prepare is None else _name(self._prepare),
+            "deterministic": self._is_deterministic,
+        }
+
+    def check(self, writer: StoreWriter) -> None:
+        """Refuse to add to a store that holds something else."""
+        mine = json.loads(json.dumps(self.facts()))
+        other = [key for key in _SAME if writer.facts.get(key) != mine[key]]
+        if other:
+            told = "; ".join(
+                f"{key}: {writer.facts.get(key)} there, {mine[key]} now" for key in other
+            )
+            raise StoreError(
+                f"`{writer.place.name}` holds another extraction ({told}). Name another folder, or "
+                "replace it with overwrite=True"
+            )
+
+    def run(
+        self,
+        writer: StoreWriter,
+        *,
+        on_error: OnError = "stop",
+        on_progress: Callable[[Advance], None] | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Extraction:
+        """Do all that is not in the store yet."""
+        done = writer.find_done()
+        if len(done) and not self._source.is_repeatable:
+            raise StoreError(
+                f"`{writer.place.name}` holds samples already, and an iterator that was begun does "
+                "not tell which: give something that can be read from the beginning"
+            )
+        wanted = self._all.without(done).share(rank, world, block=self._block(world))
+        advance = Advance(total=self._count(wanted), before=len(done))
+        return self.do(writer, wanted, advance, on_error=on_error, on_progress=on_progress)
+
+    def find_left(self, writer: StoreWriter) -> tuple[Wanted, Advance]:
+        """Give what is not in the store yet, and how much that is."""
+        done = writer.find_done()
+        wanted = self._all.without(done)
+        return wanted, Advance(total=self._count(wanted), before=len(done))
+
+    def do(
+        self,
+        writer: StoreWriter,
+        wanted: Wanted,
+        advance: Advance,
+        *,
+        on_error: OnError = "stop",
+        on_progress: Callable[[Advance], None] | None = None,
+        shard: str | None = None,
+    ) -> Extraction:
+        """Send the wanted samples through the model; in one shard of this name, if it has one."""
+        if on_error not in ("stop", "skip"):
+            raise ValueError(f'on_error is "stop" or "skip", not {on_error!r}')
+        self.failed = {}
+        begun = told = time.perf_counter()
+        saver = Saver(writer)
+        is_known = False
+        try:
+            with (
+                evaluating(self._model, is_deterministic=self._is_deterministic),
+                self._feed(wanted) as batches,
+            ):
+                runner = self._runner()
+                for batch in batches:
+                    start = time.perf_counter()
+                    self._run_batch(runner, batch, saver, wanted, on_error)
+                    now = time.perf_counter()
+                    self._size.learn(len(batch.ids), now - start)
+                    advance.batch = self._size.now
+                    advance.samples, advance.bytes = saver.samples, saver.bytes
+                    advance.seconds = now - begun
+                    if saver.samples and not is_known:
+                        _check_room(writer, advance)
+                        is_known = True
+                    if on_progress is not None and now - told >= _TELL_EVERY:
+                        on_progress(advance)
+                        told = now
+        finally:
+            saver.close(shard)
+        advance.samples, advance.bytes = saver.samples, saver.bytes
+        advance.seconds = time.perf_counter() - begun
+        if on_progress is not None:
+            on_progress(advance)
+        return Extraction(writer.place.name, advance, dict(sorted(self.failed.items())))
+
+    def plan(self, out: str | os.PathLike[str]) -> Extraction:
+        """Send a few samples through the model, and tell what all of them will take."""
+        place = open_place(out)
+        about = read_about(place)
+        done = find_done(place, about.columns) if about is not None else None
+        wanted = self._all if done is None else self._all.without(done)
+        sizes: dict[str, float] = {}
+        count, seconds = 0, 0.0
+        with (
+            evaluating(self._model, is_deterministic=self._is_deterministic),
+            self._feed(wanted) as batches,
+        ):
+            runner = self._runner()
+            for number, batch in zip(range(_TRIED + 1), batches, strict=False):
+                begun = time.perf_counter()
+                for made in runner.run(batch.ids, batch.content):
+                    if isinstance(made, Failed):
+                        continue
+                    for name, rows in made.arrive().items():
+                        parts = [rows] if isinstance(rows, Tensor) else rows
+                        sizes[name] = sizes.get(name, 0.0) + sum(one.nbytes for one in parts)
+                    count += len(made.ids)
+                if number or len(batch.ids) < self._size.now:
+                    seconds += time.perf_counter() - begun
+                else:
+                    count, sizes = 0, {}
+        if not count:
+            raise StoreError(f"none of the first samples of {self._source.name} went through")
+        estimate = Estimate(
+            self._count(wanted),
+            {name: size / count for name, size in sizes.items()},
+            seconds / count,
+            free=_free_bytes(place.local),
+            before=0 if done is None else len(done),
+        )
+        return Extraction(place.name, Advance(total=estimate.samples), estimate=estimate)
+
+    def _block(self, world: int) -> int:
+        """Give how many samples in a row go to one rank: many, but the same for all of them."""
+        size = self._source.size
+        return 64 if size is None else max(1, min(1024, size // (16 * world)))
+
+    def _count(self, wanted: Wanted) -> int | None:
+        size = self._source.size
+        if size is not None and self._limit is not None:
+            size = min(size, self._limit)
+        return wanted.count(size)
+
+    def _feed(self, wanted: Wanted) -> Feed:
+        return Feed(self._source, wanted, self._size, prepare=self._prepare, join=self._collate)
+
+    def _runner(self) -> Runner:
+        return Runner(
+            self._model,
+            self._choice,
+            device=self._device,
+            dtype=self._dtype,
+            is_alone=self._is_deterministic,
+        )
+
+    def _run_batch(
+        self, runner: Runner, batch: Batch, saver: Saver, wanted: Wanted, on_error: OnError
+    ) -> None:
+        for broken in batch.broken:
+            self._fail(broken, on_error)
+        if not len(batch.ids):
+            return
+        kept: Ids | None = None
+        if self._source.is_batched:
+            kept = wanted.within(int(batch.ids[0]), int(batch.ids[-1]) + 1)
+        for found in runner.run(batch.ids, batch.content):
+            if isinstance(found, Failed):
+                if kept is None or found.id in kept:
+                    self._fail(SampleError(found.id, found.error), on_error)
+            else:
+                saver.save(found, kept)
+        if runner.most is not None:
+            self._size.shrink(2 * runner.most)
+
+    def _fail(self, error: SampleError, on_error: OnError) -> None:
+        if on_error == "stop":
+            raise error
+        self.failed[error.id] = f"{type(error.cause).__name__}: {error.cause}"
+
+
+def remove_store(out: str | os.PathLike[str]) -> None:
+    """Remove a store, and nothing else that is in its folder."""
+    place = open_place(out)
+    if read_about(place) is None:
+        return
+    for folder in (SHARDS, INDEX):
+        for name in place.names(folder):
+            place.remove(f"{folder}/{name}")
+    place.remove(ABOUT)
+
+
+def _check_room(writer: StoreWriter, advance: Advance) -> None:
+    """Refuse to go on where the disk cannot hold all of it, as far as the first samples tell."""
+    free = _free_bytes(writer.place.local)
+    if free is None or advance.total is None:
+        return
+    needed = round(advance.bytes / advance.samples * advance.total)
+    if needed > free:
+        raise RunWriteError(
+            f"{advance.total:,} samples need about {show_bytes(needed)}; {show_bytes(free)} are "
+            f"free at `{writer.place.name}`: keep less (`reduce`, `dtype`, fewer sites, `limit`), "
+            "or name another disk. What is written so far stays, and is not made again"
+        )
+
+
+def _free_bytes(folder: Path | None) -> int | None:
+    """Give how many bytes the disk of a folder has left."""
+    while folder is not None:
+        try:
+            return shutil.disk_usage(folder).free
+        except FileNotFoundError:
+            folder = folder.parent
+        except OSError:
+            return None
+    return None
+
+
+def _name(function: Any) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}:{kind.__qualname__}"

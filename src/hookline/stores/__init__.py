@@ -1,0 +1,20 @@
+"""Tensors of many samples on disk: a folder of shards that are written once and read in any order.
+
+    layout.py          the folder, the names in it, what a column is
+    places.py          a folder of this machine, or one that fsspec reaches
+    direct_files.py    a large file, written past the page cache
+    shard_writing.py   one shard; writing.py all of them
+    shard_reading.py   one shard; store.py all of them
+    rows_at.py         rows from all over, many on their way at once
+    indexing.py        what the store says of itself, and a line for each shard
+
+Knows no models.
+"""
+
+from __future__ import annotations
+
+from hookline.stores.layout import Column
+from hookline.stores.store import Store, StoredColumn, open_store
+from hookline.stores.writing import StoreWriter
+
+__all__ = ["Column", "Store", "StoreWriter", "StoredColumn", "open_store"]

@@ -1,0 +1,350 @@
+"""Samples of files: lines, arrays, Parquet, images; and which files a path means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hookline.extractions import file_sources
+from hookline.extractions.sources import Broken, Wanted, open_source
+
+EVERYTHING = Wanted.everything()
+
+
+def read(data: Any, wanted: Wanted = EVERYTHING, **options: Any) -> list[tuple[int, Any]]:
+    """Read the wanted samples of data."""
+    return list(open_source(data, **options).samples(wanted))
+
+
+def write_jsonl(path: Path, count: int) -> Path:
+    """Write a dict a line, packed where the name says so."""
+    text = "".join(
+        json.dumps({"n": number, "text": f"ä{number}"}) + "\n" for number in range(count)
+    )
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz", "data.NDJSON"])
+def test_json_lines_are_dicts(tmp_path: Path, name: str) -> None:
+    path = write_jsonl(tmp_path / name, 3)
+    source = open_source(path)
+    assert source.name == str(path)
+    assert source.size is None
+    for _ in range(2):
+        assert [number for number, _ in source.samples(EVERYTHING)] == [0, 1, 2]
+    assert read(str(path), Wanted.of_ranges([(1, 2)])) == [(1, {"n": 1, "text": "ä1"})]
+    assert read(path, column="text") == [(0, "ä0"), (1, "ä1"), (2, "ä2")]
+
+
+def test_lines_that_are_not_wanted_are_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", 100)
+    parsed = []
+
+    class Noting:
+        @staticmethod
+        def loads(line: bytes) -> Any:
+            parsed.append(line)
+            return json.loads(line)
+
+    monkeypatch.setattr(file_sources, "json", Noting)
+    assert len(read(path, Wanted.of_ranges([(10, 12), (50, 51)]))) == 3
+    assert len(parsed) == 3
+
+
+def test_broken_line_is_given_as_such_and_blank_ones_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"n": 0}\r\n\n{"n": \n  \n{"n": 2}')
+    found = read(path)
+    assert [number for number, _ in found] == [0, 1, 2]
+    assert found[0][1] == {"n": 0}
+    assert isinstance(found[1][1], Broken)
+    assert "sample 1 cannot be read: JSONDecodeError" in str(found[1][1].error)
+    assert found[2][1] == {"n": 2}
+
+
+def test_packed_file_that_is_cut_names_itself(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl.gz", 1000)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(EOFError) as caught:
+        read(path)
+    assert any("data.jsonl.gz" in note for note in caught.value.__notes__)
+
+
+def test_text_is_a_sample_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_bytes("\ufeffone\n\nthrée \x0b\r\nlast".encode())
+    assert read(path) == [(0, "one"), (1, ""), (2, "thrée \x0b"), (3, "last")]
+    path.write_bytes(b"one\n\xff\nthree\n")
+    found = read(path)
+    assert isinstance(found[1][1], Broken)
+    assert found[2] == (2, "three")
+    bare = tmp_path / "prompts"
+    bare.write_text("a\nb\n")
+    assert read(bare) == [(0, "a"), (1, "b")]
+
+
+def test_folder_and_pattern_are_read_in_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for name in ("b/2.txt", "a.txt", "b/1.txt", ".cache/0.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    assert read(tmp_path) == [(0, "a.txt"), (1, "b/1.txt"), (2, "b/2.txt")]
+    assert read(f"{tmp_path}/b/*.txt") == [(0, "b/1.txt"), (1, "b/2.txt")]
+    assert read(tmp_path / "**" / "[12].txt") == [(0, "b/1.txt"), (1, "b/2.txt")]
+    last = Wanted.of_ranges([(2, None)])
+    assert read(tmp_path, last) == [(2, "b/2.txt")]
+
+
+def test_linked_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "one.txt").write_text("one\n")
+    (tmp_path / "data" / "far").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "data" / "self").symlink_to(tmp_path / "data", target_is_directory=True)
+    assert read(tmp_path / "data") == [(0, "one")]
+
+
+def test_npy_gives_rows_and_stays_on_disk(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.float16).reshape(4, 2, 3)
+    np.save(tmp_path / "rows.npy", array)
+    source = open_source(tmp_path / "rows.npy")
+    assert source.size == 4
+    found = list(source.samples(Wanted.of_ranges([(2, 4)])))
+    assert [number for number, _ in found] == [2, 3]
+    assert found[0][1].dtype == torch.float16
+    assert torch.equal(found[1][1], torch.from_numpy(array[3]))
+    np.save(tmp_path / "other.npy", np.arange(3, dtype=">i8"))
+    assert [int(sample) for _, sample in read(tmp_path / "other.npy")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array(3.0)])
+def test_npy_without_rows_of_numbers_is_refused(tmp_path: Path, array: Any) -> None:
+    np.save(tmp_path / "rows.npy", array)
+    with pytest.raises(ValueError, match=r"rows\.npy"):
+        open_source(tmp_path / "rows.npy")
+
+
+def test_safetensors_gives_rows_of_one_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "two.safetensors"
+    x = torch.randn(4, 3).bfloat16()
+    save_file({"x": x, "y": torch.arange(2), "scale": torch.tensor(1.0)}, path)
+    source = open_source(path, column="x")
+    assert source.size == 4
+    found = list(source.samples(Wanted.of_ranges([(1, 3)])))
+    assert [number for number, _ in found] == [1, 2]
+    assert torch.equal(found[1][1], x[2])
+    assert [int(sample) for _, sample in read(path, column="y")] == [0, 1]
+    assert source.fingerprint() != open_source(path, column="y").fingerprint()
+    with pytest.raises(ValueError, match=r"holds several tensors; give column= one of: .*x"):
+        open_source(path)
+    with pytest.raises(ValueError, match="holds no tensor 'z'"):
+        open_source(path, column="z")
+    with pytest.raises(ValueError, match="is a single number"):
+        open_source(path, column="scale")
+    save_file({"only": x}, tmp_path / "one.safetensors")
+    assert len(read(tmp_path / "one.safetensors")) == 4
+
+
+def test_fingerprint_tells_other_files_apart(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", 3)
+    before = open_source(path).fingerprint()
+    path.touch()
+    assert open_source(path).fingerprint() == before
+    other = tmp_path / "moved"
+    other.mkdir()
+    assert open_source(write_jsonl(other / "data.jsonl", 3)).fingerprint() == before
+    assert open_source(write_jsonl(other / "more.jsonl", 3)).fingerprint() != before
+    assert open_source(path, column="n").fingerprint() != before
+    write_jsonl(path, 4)
+    assert open_source(path).fingerprint() != before
+
+
+def test_missing_file_is_said_with_what_is_near(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", 1)
+    with pytest.raises(FileNotFoundError, match=r"does not exist \(there is `train\.jsonl`\)"):
+        open_source(tmp_path / "trian.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"`imdb` does not exist.*give \*\.parquet"):
+        open_source("imdb")
+    with pytest.raises(FileNotFoundError, match="holds no file that samples are read from"):
+        open_source(f"{tmp_path}/*.parquet")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty` holds no file"):
+        open_source(tmp_path / "empty")
+
+
+def test_files_that_hold_no_samples_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"model\.pt` is no file that samples are read from"):
+        open_source(tmp_path / "model.pt")
+    (tmp_path / "a.npy").write_bytes(b"")
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"several kinds \(npy, parquet\); say which"):
+        open_source(tmp_path)
+    (tmp_path / "b.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match="means 2 npy files"):
+        open_source(f"{tmp_path}/*.npy")
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match="column='x' picks a field of dict samples"):
+        open_source(tmp_path / "a.txt", column="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("a.parquet", "pyarrow", "parquet"), ("a.png", "PIL", "images")]
+)
+def test_missing_package_is_said_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    for module in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf'pip install "hookline\[{extra}\]"'):
+        open_source(tmp_path / name)
+
+
+def write_parquet(path: Path, start: int, count: int, group: int) -> None:
+    """Write rows that count from `start`, in row groups of `group`."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    numbers = list(range(start, start + count))
+    table = pyarrow.table({"n": numbers, "tokens": [[number] * 2 for number in numbers]})
+    pyarrow.parquet.write_table(table, path, row_group_size=group, compression="none")
+
+
+def test_parquet_files_are_read_as_one(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", 0, 7, 3)
+    write_parquet(tmp_path / "1.parquet", 7, 4, 10)
+    (tmp_path / "README.txt").write_text("what this is")
+    source = open_source(tmp_path)
+    assert source.size == 11
+    assert source.is_repeatable
+    expected = [(number, {"n": number, "tokens": [number] * 2}) for number in range(11)]
+    assert list(source.samples(EVERYTHING)) == expected
+    wanted = Wanted.of_ranges([(1, 4), (6, 9)])
+    assert list(source.samples(wanted)) == [*expected[1:4], *expected[6:9]]
+    assert read(f"{tmp_path}/1*.parquet", column="n") == [(0, 7), (1, 8), (2, 9), (3, 10)]
+    with pytest.raises(ValueError, match=r"not among the columns of .*: n, tokens"):
+        open_source(tmp_path, column="text")
+
+
+def test_row_groups_longer_than_a_part_keep_their_ids(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", 0, 5000, 4000)
+    wanted = Wanted.of_ranges([(1020, 1030), (3999, 4001), (4990, None)])
+    found = read(tmp_path / "0.parquet", wanted, column="n")
+    assert [number for number, _ in found] == list(wanted.ids(5000))
+    assert all(number == sample for number, sample in found)
+
+
+def test_row_groups_that_hold_nothing_wanted_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_parquet(tmp_path / "0.parquet", 0, 10, 2)
+    write_parquet(tmp_path / "1.parquet", 10, 10, 2)
+    source = open_source(tmp_path)
+    read_groups = []
+    original = parquet.ParquetFile.iter_batches
+
+    def note(self: Any, *args: Any, **options: Any) -> Any:
+        read_groups.extend(options["row_groups"])
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", note)
+    assert [number for number, _ in source.samples(Wanted.of_ranges([(3, 5), (9, 10)]))] == [
+        3,
+        4,
+        9,
+    ]
+    assert read_groups == [1, 2, 4]
+
+
+def test_broken_row_group_is_given_as_such_and_the_rest_is_read(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "0.parquet"
+    write_parquet(path, 0, 9, 3)
+    with parquet.ParquetFile(path) as file:
+        chunk = file.metadata.row_group(1).column(0)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        end = start + chunk.total_compressed_size
+    data = bytearray(path.read_bytes())
+    data[start:end] = b"\xff" * (end - start)
+    path.write_bytes(data)
+    found = read(path, column="n")
+    assert [number for number, _ in found] == list(range(9))
+    assert [number for number, sample in found if isinstance(sample, Broken)] == [3, 4, 5]
+    assert found[6:] == [(6, 6), (7, 7), (8, 8)]
+
+
+def write_image(path: Path, mode: str = "RGB", colour: Any = (1, 2, 3)) -> Path:
+    """Write an image of one colour, 5 wide and 4 high."""
+    images = pytest.importorskip("PIL.Image")
+    path.parent.mkdir(exist_ok=True, parents=True)
+    images.new(mode, (5, 4), colour).save(path)
+    return path
+
+
+def test_images_are_tensors_sorted_by_path(tmp_path: Path) -> None:
+    write_image(tmp_path / "cat" / "b.png", colour=(3, 4, 5))
+    write_image(tmp_path / "cat" / "a.PNG", colour=(2, 4, 5))
+    write_image(tmp_path / "bird" / "z.webp", colour=(100, 100, 100))
+    write_image(tmp_path / "dog.jpg", colour=(200, 200, 200))
+    (tmp_path / "metadata.jsonl").write_text("{}\n")
+    source = open_source(tmp_path)
+    assert source.size == 4
+    found = dict(source.samples(EVERYTHING))
+    assert all(sample.shape == (3, 4, 5) for sample in found.values())
+    assert all(sample.dtype == torch.uint8 for sample in found.values())
+    assert [int(found[number][0, 0, 0]) for number in (1, 2)] == [2, 3]
+    assert found[1][:, 2, 2].tolist() == [2, 4, 5]
+    assert abs(int(found[0][0, 0, 0]) - 100) < 3
+    assert abs(int(found[3][0, 0, 0]) - 200) < 3
+
+
+def test_images_of_other_modes_are_red_green_and_blue(tmp_path: Path) -> None:
+    images = pytest.importorskip("PIL.Image")
+    write_image(tmp_path / "0.png", "L", 7)
+    write_image(tmp_path / "1.png", "RGBA", (1, 2, 3, 128))
+    indexed = images.new("P", (5, 4), 0)
+    indexed.putpalette([9, 8, 7] * 256)
+    indexed.save(tmp_path / "2.png", transparency=b"\x00\x80")
+    write_image(tmp_path / "3.png", "I;16", 40_000)
+    found = dict(read(tmp_path))
+    assert found[0][:, 0, 0].tolist() == [7, 7, 7]
+    assert found[1][:, 0, 0].tolist() == [1, 2, 3]
+    assert found[2][:, 0, 0].tolist() == [9, 8, 7]
+    assert "more than 8 bits a channel" in str(found[3].error)
+
+
+def test_broken_image_names_its_path_and_only_wanted_ones_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = pytest.importorskip("PIL.Image")
+    for number in range(4):
+        write_image(tmp_path / f"{number}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    source = open_source(tmp_path)
+    opened = []
+    original = images.open
+
+    def note(path: Path) -> Any:
+        opened.append(path.name)
+        return original(path)
+
+    monkeypatch.setattr(images, "open", note)
+    found = dict(source.samples(Wanted.of_ranges([(1, 4)])))
+    assert opened == ["1.png", "2.png", "3.png"]
+    assert isinstance(found[2], Broken)
+    assert str(tmp_path / "2.png") in str(found[2].error)
+    assert found[3].shape == (3, 4, 5)
