@@ -50,6 +50,7 @@ def capture(
     select: Any = None,
     reduce: Reduce = None,
     max_bytes: int | None = None,
+    full: bool = False,
     stop: bool = False,
     before_edits: bool = False,
     this_thread: bool = False,
@@ -83,6 +84,8 @@ def capture(
         reduce: a function of a tensor, or `mean`, `std`, `norm`, `absmax`, `min`, `max`, `sum`.
         max_bytes: raise `hl.OutOfBudget` before more than this is held. Where memory itself runs
             out, `hl.OutOfMemory` is raised and what was captured is let go.
+        full: keep a value that is spread over ranks (a DTensor) whole, on every rank, in place of
+            this rank's part. All ranks have to capture the same.
         stop: end the forward, and the block, once every site was captured.
         before_edits: see values as they are before edits at the same site.
         this_thread: ignore what runs in other threads.
@@ -100,6 +103,7 @@ def capture(
             "select": select,
             "reduce": reduce,
             "max_bytes": max_bytes,
+            "full": full,
         },
         inputs=inputs,
         outputs=outputs,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookline._errors import OutOfBudget, UnsupportedModel
 from hookline._torch import is_capturing_cuda_graph, is_functorch_active, unwrap_functorch
 from hookline.addresses import is_inside, parse_port
+from hookline.captures.spreading import gather
 from hookline.captures.transfers import Transfer, Transfers, can_travel
 
 Clone = bool | Literal["auto"]
@@ -103,6 +104,7 @@ class Keeper:
     select: Any = None
     reduce: Reduce = None
     max_bytes: int | None = None
+    full: bool = False
     _held: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
     """What counts against `max_bytes`, as long as somebody holds it."""
     _change: Callable[[Tensor], Tensor] | None = None
@@ -162,6 +164,7 @@ class Keeper:
             and self.device is None
             and self.dtype is None
             and self.max_bytes is None
+            and not self.full
             and not self.keep_graph
         )
 
@@ -183,6 +186,9 @@ class Keeper:
             value = unwrap_functorch(value)
         shares_memory = True
         transfer = None
+        whole = gather(value, is_full=self.full, keep_graph=self.keep_graph)
+        if whole is not value:
+            value, shares_memory = whole, False
         if self._change is not None:
             value, shares_memory = self._reduced(value, where)
         if self.max_bytes is not None:
