@@ -1,4 +1,4 @@
-"""Run a function on two processes that form a process group on this machine, and gather results."""
+"""Run a function on processes that form a process group on this machine, and gather results."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _work(rank: int, function: Callable[[int], Any], port: int, folder: str) -> None:
+def _work(rank: int, function: Callable[[int], Any], port: int, folder: str, world: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
     )
     try:
         torch.save(function(rank), Path(folder) / f"{rank}.pt")
@@ -35,10 +35,10 @@ def _work(rank: int, function: Callable[[int], Any], port: int, folder: str) -> 
         torch.distributed.destroy_process_group()
 
 
-def run_on_ranks(function: Callable[[int], Any], folder: Path) -> list[Any]:
+def run_on_ranks(function: Callable[[int], Any], folder: Path, world: int = WORLD) -> list[Any]:
     """Give what the function returned on each rank; an error in a process is raised here."""
     context = torch.multiprocessing.start_processes(
-        _work, (function, _free_port(), str(folder)), nprocs=WORLD, join=False
+        _work, (function, _free_port(), str(folder), world), nprocs=world, join=False
     )
     assert context is not None
     end = time.monotonic() + _SECONDS
@@ -49,4 +49,4 @@ def run_on_ranks(function: Callable[[int], Any], folder: Path) -> list[Any]:
         for process in context.processes:
             if process.is_alive():
                 process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
