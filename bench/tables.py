@@ -66,6 +66,11 @@ def judge(figure: float, target: float | None) -> str:
     return f"<= {target:.3g} {'met' if figure <= target else 'MISSED'}"
 
 
+def judge_least(figure: float, target: float) -> str:
+    """Say what the least is that is asked for, and whether the figure meets it."""
+    return f">= {target:,.3g} {'met' if figure >= target else 'MISSED'}"
+
+
 _GPU = "## On a GPU"
 
 

@@ -119,6 +119,9 @@ class StoreError(HooklineError, ValueError):
 class CorruptShard(StoreError):
     """Say which file of a store is damaged, and how it is made anew."""
 
+    reason: str = ""
+    """What is wrong with it, in short."""
+
 
 class BadTraining(HooklineError, RuntimeError):
     """Say what is wrong with a training, where a watch was asked to stop it then."""

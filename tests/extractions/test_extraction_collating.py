@@ -81,8 +81,10 @@ def test_each_field_is_padded_with_its_own_number() -> None:
     assert batch["token_type_ids"].tolist() == [[1, 0], [1, 1]]
 
 
-def test_tokens_of_one_length_get_no_mask() -> None:
-    assert list(collate([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}])) == ["input_ids"]
+def test_tokens_of_one_length_are_masked_too() -> None:
+    """So that what is kept of a text does not depend on the others in its batch."""
+    batch = collate([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}])
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_rows_without_a_key_are_padded_too() -> None:

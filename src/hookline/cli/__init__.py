@@ -8,6 +8,7 @@
     record.py       hookline record
     diff.py         hookline diff
     extract.py      hookline extract; extract_options.py what it is told
+    verify.py       hookline verify
     ls.py           hookline ls
     sites.py        hookline sites
     completion.py   hookline completion

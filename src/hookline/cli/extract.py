@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 exit codes:
   0    all samples are in the store
-  1    it could not be done, or samples were skipped
+  1    it could not be done, or samples were skipped (0 then under torchrun, which would stop all)
   2    the command line cannot be understood
   130  Ctrl-C: what was done is kept, the same command goes on
 
@@ -44,6 +44,10 @@ A file of options has the long names without dashes, and `sites` as a list or a 
 
 _EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
+
+
+_NAMED = 10
+"""So many samples that were skipped are named."""
 
 
 @click.command(
@@ -113,52 +117,63 @@ def extract_features(config: Path | None, dry_run: bool, quiet: bool, **given: A
         if not options.get(need):
             name = "site" if need == "sites" else need
             raise Misused(f"there is no --{name}", "`hookline extract --help` has examples")
-    _extract(options, dry_run=dry_run, quiet=quiet)
-
-
-def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
-    from hookline import extract
-    from hookline.cli.loading import load_model
-
-    engine = read_engine(options)
-    model: Any = LoadModel(options["model"])
-    if engine == "local":
-        model = load_model(options["model"])
-        if options.get("device"):
-            with running_code("moving the model"):
-                model = model.to(options["device"])
-    sites, reduce = read_sites(options)
     try:
-        with running_code("the extraction"), _progress(quiet or dry_run) as tell:
-            result = extract(
-                model,
-                read_data(options["data"]),
-                sites,
-                options["out"],
-                reduce=reduce,
-                column=options.get("column"),
-                prepare=read_prepare(options),
-                batch_size=options.get("batch_size"),
-                limit=options.get("limit"),
-                device=options.get("device"),
-                dtype=read_dtype(options.get("dtype")),
-                deterministic=bool(options.get("deterministic")),
-                on_error=options.get("on_error", "stop"),
-                overwrite=bool(options.get("overwrite")),
-                dry_run=dry_run,
-                engine=engine,
-                on_progress=tell,
-            )
+        _extract(options, dry_run=dry_run, quiet=quiet)
     except KeyboardInterrupt:
         click.echo(
             f"stopped: what was done is kept in {options['out']}; the same command goes on",
             err=True,
         )
         raise SystemExit(130) from None
+
+
+def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
+    from hookline import extract
+    from hookline.cli.loading import load_model
+    from hookline.watchers.describing import read_rank
+
+    engine = read_engine(options)
+    model: Any = LoadModel(options["model"])
+    if engine == "local":
+        model = load_model(options["model"])
+        if options.get("device"):
+            from hookline.extractions.running import choose_device
+
+            with running_code("moving the model"):
+                model = model.to(choose_device(options["device"]))
+    sites, reduce = read_sites(options)
+    if engine == "local":
+        from hookline.extractions.sites import SiteChoice
+
+        hint = f"`hookline sites {options['model']}` lists the modules of the model"
+        with running_code("finding the sites", hint=hint):
+            SiteChoice(model, sites, reduce)
+    with running_code("the extraction"), _progress(quiet or dry_run) as tell:
+        result = extract(
+            model,
+            read_data(options["data"]),
+            sites,
+            options["out"],
+            reduce=reduce,
+            column=options.get("column"),
+            prepare=read_prepare(options),
+            batch_size=options.get("batch_size"),
+            limit=options.get("limit"),
+            device=options.get("device"),
+            dtype=read_dtype(options.get("dtype")),
+            deterministic=bool(options.get("deterministic")),
+            on_error=options.get("on_error", "stop"),
+            overwrite=bool(options.get("overwrite")),
+            dry_run=dry_run,
+            engine=engine,
+            on_progress=tell,
+        )
     click.echo(str(result))
-    for id, why in list(result.failed.items())[:10]:
+    for id, why in list(result.failed.items())[:_NAMED]:
         click.echo(f"  skipped sample {id}: {why}", err=True)
-    if result.failed:
+    if len(result.failed) > _NAMED:
+        click.echo(f"  and {len(result.failed) - _NAMED:,} others", err=True)
+    if result.failed and read_rank()[1] == 1:
         raise SystemExit(1)
 
 

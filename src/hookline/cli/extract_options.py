@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,14 +12,19 @@ import click
 
 from hookline.cli.failing import Failure, Misused, running_code
 
-_KNOWN = frozenset(
-    {
-        *("model", "data", "sites", "out", "reduce", "column", "prepare", "tokenizer", "length"),
-        *("batch_size", "limit", "device", "dtype", "deterministic", "on_error", "overwrite"),
-        *("engine", "address", "actors", "gpus"),
-    }
-)
-"""The names that a file of options may have."""
+_TEXT, _COUNT, _FLAG = "a text", "a whole number from 1 on", "true or false"
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(("model", "data", "out", "column", "prepare", "tokenizer"), _TEXT),
+    **dict.fromkeys(("device", "dtype", "address"), _TEXT),
+    **dict.fromkeys(("length", "batch_size", "limit", "actors"), _COUNT),
+    **dict.fromkeys(("deterministic", "overwrite"), _FLAG),
+    "sites": "a text, a list of texts, or a table of what is kept of each",
+    "reduce": "a text or a whole number",
+    "on_error": "stop or skip",
+    "engine": "local or ray",
+    "gpus": "a number",
+}
+"""The names that a file of options may have, and what each of them is."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -38,12 +44,37 @@ def read_config(path: Path) -> dict[str, Any]:
     options = {str(key).replace("-", "_"): value for key, value in found.items()}
     if "site" in options:
         options["sites"] = options.pop("site")
-    unknown = sorted(options.keys() - _KNOWN)
+    unknown = sorted(options.keys() - _KINDS.keys())
     if unknown:
+        near = difflib.get_close_matches(unknown[0], _KINDS, 1)
+        known = f"did you mean `{near[0]}`? " if near else ""
         raise Misused(
-            f"`{path}` has an unknown `{unknown[0]}`", f"known are {', '.join(sorted(_KNOWN))}"
+            f"`{path}` has an unknown `{unknown[0]}`", f"{known}known are {', '.join(_KINDS)}"
         )
+    for name, value in options.items():
+        if not _is_right(name, value):
+            raise Misused(f"`{name}` in `{path}` is {_KINDS[name]}, not {value!r}")
     return options
+
+
+def _is_right(name: str, value: Any) -> bool:
+    """Tell whether a value is what an option of this name takes."""
+    kind = _KINDS[name]
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if kind == _TEXT:
+        return isinstance(value, str) and bool(value)
+    if kind == _COUNT:
+        return is_whole and value >= 1
+    if kind == _FLAG:
+        return isinstance(value, bool)
+    if name == "sites":
+        texts = value if isinstance(value, (list, Mapping)) else [value]
+        return bool(texts) and all(isinstance(one, str) and one for one in texts)
+    if name == "reduce":
+        return isinstance(value, str) or is_whole
+    if name == "gpus":
+        return (is_whole or isinstance(value, float)) and value >= 0
+    return value in kind.split(" or ")
 
 
 def _parse(path: Path, text: str) -> Any:

@@ -19,6 +19,7 @@ from hookline.cli.run import run_script
 from hookline.cli.show import show
 from hookline.cli.sites import list_sites
 from hookline.cli.starting import StartScript, start
+from hookline.cli.verify import verify_store
 
 _EPILOG = """\b
 exit codes:
@@ -84,6 +85,7 @@ for _command in (
     record_script,
     diff_runs,
     extract_features,
+    verify_store,
     list_runs,
     list_sites,
     completion,

@@ -23,7 +23,7 @@ def collate(samples: Sequence[Any], *, pad: int | float = 0) -> Any:
     """Make a batch of samples: tensors, arrays and numbers stacked, dicts and tuples by element.
 
     Rows of numbers of different lengths, such as tokens, are filled up at their end with `pad`; a
-    dict with such `input_ids` and no `attention_mask` gets one. A list of numbers is a row. Texts,
+    dict with rows of `input_ids` and no `attention_mask` gets one. A list of numbers is a row. Texts,
     and whatever else is no number, stay a list.
     """
     if not samples:
@@ -60,7 +60,7 @@ _REMEDY = "give a function of your own as collate=, or batch_size=1"
 
 
 def _collate_fields(items: list[Mapping[Any, Any]], pad: int | float, key: str) -> dict[Any, Any]:
-    """Make a dict of the fields of dicts, with a mask where tokens were filled up."""
+    """Make a dict of the fields of dicts, with a mask where there are tokens."""
     first = items[0]
     for item in items:
         if item.keys() != first.keys():
@@ -75,12 +75,11 @@ def _collate_fields(items: list[Mapping[Any, Any]], pad: int | float, key: str) 
 
 
 def _mask_padding(tokens: Any, items: list[Mapping[Any, Any]]) -> Tensor | None:
-    """Give 1 where a token was and 0 where a row was filled up; None where none was."""
+    """Give 1 where a token was and 0 where a row was filled up; None where no rows are tokens."""
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         return None
+    # Also where no row had to be filled up: what is kept must not depend on who else is in a batch.
     lengths = [len(item["input_ids"]) for item in items]
-    if len(set(lengths)) == 1:
-        return None
     ends = torch.tensor(lengths, device=tokens.device)[:, None]
     return (torch.arange(tokens.shape[1], device=tokens.device) < ends).to(torch.int64)
 

@@ -53,6 +53,7 @@ def extract(
 
     Args:
         model: any `nn.Module`; it evaluates, without gradients, and ends after the last site.
+            Of a module that runs several times in one forward, the first time counts.
         data: a data set, a list, tensor or array, any iterable, a `DataLoader`, or the path of
             Parquet, JSON lines, text, images, `.npy` or `.safetensors`.
         sites: addresses and patterns, or a dict with what is kept of each.
@@ -92,8 +93,8 @@ def extract(
         "is_deterministic": deterministic,
     }
     rank, world = read_rank()
-    if overwrite and not rank and not dry_run:
-        remove_store(out)
+    if overwrite and not dry_run:
+        _make_room(out, rank, world)
     if engine != "local" and not dry_run:
         cluster = _read_engine(engine)
         plan = Plan(model, data, sites, reduce, column, os.fspath(out), options, on_error)
@@ -103,11 +104,30 @@ def extract(
     source, choice = open_source(data, column=column), SiteChoice(model, sites, reduce)
     work = Work(model, source, choice, **options)
     if dry_run:
-        return work.plan(out)
+        return work.plan(out, is_new=overwrite)
     name = "part" if world == 1 else f"rank{rank}"
     writer = StoreWriter(out, name=name, facts=work.facts(), shard_bytes=shard_bytes)
-    work.check(writer)
+    work.check(writer.facts, writer.place.name)
     return work.run(writer, on_error=on_error, on_progress=on_progress, rank=rank, world=world)
+
+
+def _make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:
+    """Remove the store that is there, before any rank looks at it."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return  # what is there was made by the ranks that torchrun has started again
+    if world == 1:
+        remove_store(out)
+        return
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError(
+            f"overwrite=True with {world} ranks needs a process group, since none of them knows "
+            "when the others look into the folder: remove it before they are started, or call "
+            "torch.distributed.init_process_group() first"
+        )
+    if not rank:
+        remove_store(out)
+    distributed.barrier()
 
 
 def _read_engine(engine: Any) -> RayCluster:

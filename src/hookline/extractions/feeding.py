@@ -103,10 +103,10 @@ class Feed:
                 ids.append(id)
                 items.append(one)
             if len(items) >= self._size.now or len(broken) >= self._size.now:
-                yield self._join_all(ids, items, broken)
+                yield from self._join_all(ids, items, broken)
                 ids, items, broken = [], [], []
         if items or broken:
-            yield self._join_all(ids, items, broken)
+            yield from self._join_all(ids, items, broken)
 
     def _ready(self, id: int, item: Any) -> Any:
         """Give a sample as the model takes it, or what kept it from that."""
@@ -119,5 +119,30 @@ class Feed:
         except Exception as error:
             return SampleError(id, error)
 
-    def _join_all(self, ids: list[int], items: list[Any], broken: list[SampleError]) -> Batch:
-        return Batch(np.array(ids, np.int64), self._join(items) if items else None, broken)
+    def _join_all(
+        self, ids: list[int], items: list[Any], broken: list[SampleError]
+    ) -> Iterator[Batch]:
+        """Make a batch; where that fails, without the samples that do not even make one alone."""
+        if not items:
+            yield Batch(np.empty(0, np.int64), None, broken)
+            return
+        try:
+            joined = self._join(items)
+        except Exception:
+            kept = [self._try_alone(id, item, broken) for id, item in zip(ids, items, strict=True)]
+            if all(kept):
+                raise  # each of them can be taken, but not together
+        else:
+            yield Batch(np.array(ids, np.int64), joined, broken)
+            return
+        left = [(id, item) for id, item, is_kept in zip(ids, items, kept, strict=True) if is_kept]
+        yield from self._join_all([id for id, _ in left], [item for _, item in left], broken)
+
+    def _try_alone(self, id: int, item: Any, broken: list[SampleError]) -> bool:
+        """Tell whether a sample makes a batch by itself; if not, it is among the broken ones."""
+        try:
+            self._join([item])
+        except Exception as error:
+            broken.append(SampleError(id, error))
+            return False
+        return True

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from hookline.extractions.finding_files import Files
@@ -88,6 +87,8 @@ def open_npy(files: Files, name: str) -> Rows:
 
 def open_safetensors(files: Files, name: str, column: str | None) -> Rows:
     """Open the rows of one tensor in a `.safetensors` file, which stays on disk."""
+    from safetensors import safe_open  # loaded with the first such file, not with hookline
+
     (path,) = files.full_paths()
     file: Any = safe_open(path, framework="pt")
     names = list(file.keys())

@@ -124,7 +124,7 @@ def extract_with_ray(
     ray = _import_ray()
     work, _ = replace(plan, options=plan.options | {"device": None}).start()
     writer = StoreWriter(plan.out, name="ray", facts=work.facts())
-    work.check(writer)
+    work.check(writer.facts, writer.place.name)
     wanted, advance = work.find_left(writer)
     if advance.total is None:
         raise HooklineError(

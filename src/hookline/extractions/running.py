@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline._errors import StoreError
+from hookline import _trees
+from hookline._errors import HooklineWarning, OutOfMemory, StoreError
 from hookline.captures.capture import capture
 from hookline.captures.shortage import is_out_of_memory
 from hookline.captures.transfers import Transfer, Transfers, can_travel
 from hookline.extractions.collating import call_with, move, size_of, split
-from hookline.extractions.selecting import find_mask, select_rows
+from hookline.extractions.samples import SampleError
+from hookline.extractions.selecting import Ragged, find_mask, select_rows
 from hookline.extractions.sites import SiteChoice
 from hookline.extractions.wanted import Ids
+
+_ROOM = "CUBLAS_WORKSPACE_CONFIG"
 
 
 class Made(NamedTuple):
@@ -26,6 +31,11 @@ class Made(NamedTuple):
     ids: Ids
     values: dict[str, Tensor | list[Tensor]]
     travels: list[Transfer]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the rows have."""
+        return sum(map(bytes_of, self.values.values()))
 
     def arrive(self) -> dict[str, Tensor | list[Tensor]]:
         """Wait until all of it is there."""
@@ -39,6 +49,14 @@ class Failed(NamedTuple):
 
     id: int
     error: Exception
+
+
+class ModelFailed(SampleError):
+    """Say which sample a model raises at, and what."""
+
+    def __str__(self) -> str:
+        reason = f"{type(self.cause).__name__}: {self.cause}"
+        return f"sample {self.id} cannot go through the model: {reason}"
 
 
 class Runner:
@@ -55,10 +73,12 @@ class Runner:
     ) -> None:
         self._model = model
         self._choice = choice
-        self._device = _find_device(model) if device is None else torch.device(device)
+        self._device = choose_device(device) or _find_device(model)
         self._dtype = dtype
         self._is_alone = is_alone
-        self._capture = capture(model, *choice.where, last=True, stop=True)
+        # Which visit a forward that stops sees last depends on what else it waits for.
+        self._capture = capture(model, *choice.where, visits=0, stop=True)
+        self._takes_mask = _takes(model, "attention_mask")
         self._transfers = Transfers()
         self.most: int | None = None
         """The most samples that fit in memory together, once that is known."""
@@ -66,16 +86,20 @@ class Runner:
     def run(self, ids: Ids, batch: Any) -> Iterator[Made | Failed]:
         """Run a batch; in parts where all of it does not fit, or where a sample fails."""
         count = len(ids)
+        if not count:
+            return
         part = 1 if self._is_alone else self.most
         if part is not None and count > part:
             yield from self._run_parts(ids, batch, part)
             return
         try:
             made = self._forward(ids, batch)
-        except StoreError:
+        except (StoreError, HooklineWarning):
             raise  # it says what was asked for wrongly, whatever the sample
         except Exception as error:
-            is_full = is_out_of_memory(error)
+            is_full = is_out_of_memory(error) or isinstance(error, OutOfMemory)
+            if isinstance(error, torch.AcceleratorError) and not is_full:
+                raise  # the device takes no further work, whatever the sample
             if count == 1:
                 yield Failed(int(ids[0]), error)
                 return
@@ -101,10 +125,12 @@ class Runner:
         if size_of(batch) != len(ids):
             raise StoreError(f"a batch of {size_of(batch)} came for {len(ids)} samples")
         mask = find_mask(batch)
-        if self._is_alone and mask is not None:
-            batch, mask = _drop_padding(batch, mask), None
+        if self._is_alone:
+            batch = _set_apart(batch, mask)
             mask = find_mask(batch)
         args, kwargs = call_with(move(batch, self._device))
+        if not self._takes_mask:
+            kwargs.pop("attention_mask", None)
         with torch.no_grad(), self._capture as got:
             self._model(*args, **kwargs)
         values: dict[str, Tensor | list[Tensor]] = {}
@@ -113,10 +139,10 @@ class Runner:
             for address, value in got.tensors().items():
                 reduce = self._choice.reduce_of(address)
                 rows = select_rows(value, mask, reduce, count=len(ids), name=address)
-                if isinstance(rows, Tensor):
-                    values[address] = self._send(rows, travels)
+                if isinstance(rows, Ragged):
+                    values[address] = list(self._send(rows.rows, travels).split(rows.lengths))
                 else:
-                    values[address] = self._send_ragged(rows, travels)
+                    values[address] = self._send(rows, travels)
         if not values:
             raise StoreError(f"no value came by at {', '.join(self._choice.where)}")
         return Made(ids, values, travels)
@@ -133,23 +159,43 @@ class Runner:
         # What the model gave may be a view of something large, or be written to again.
         return rows.cpu() if rows.device.type != "cpu" else rows.clone()
 
-    def _send_ragged(self, rows: list[Tensor], travels: list[Transfer]) -> list[Tensor]:
-        lengths = [len(one) for one in rows]
-        return list(self._send(torch.cat(rows), travels).split(lengths))
+
+def _set_apart(batch: Any, mask: Tensor | None) -> Any:
+    """Give one sample's batch as if there were no other: without padding, in memory of its own.
+
+    Where a tensor begins in memory can change how its numbers are added up.
+    """
+    if mask is not None and not bool(mask.all()):
+        keep = mask[0].bool()
+        batch = {
+            key: one[:, keep]
+            if isinstance(one, Tensor) and one.dim() >= 2 and one.shape[:2] == mask.shape
+            else one
+            for key, one in batch.items()
+        }
+    return _trees.map_tensors(
+        batch, lambda _, one: one.clone(memory_format=torch.contiguous_format)
+    )
 
 
-def _drop_padding(batch: Any, mask: Tensor) -> Any:
-    """Give one sample's batch without what is padding, so that others cannot change its shape."""
-    keep = mask[0].bool()
-    if bool(keep.all()):
-        return batch
+def _takes(model: nn.Module, name: str) -> bool:
+    """Tell whether a model can be given an argument of this name."""
+    try:
+        known = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
-    def cut(one: Any) -> Any:
-        if isinstance(one, Tensor) and one.dim() >= 2 and one.shape[:2] == mask.shape:
-            return one[:, keep]
-        return one
 
-    return {key: cut(one) for key, one in batch.items()}
+def choose_device(device: torch.device | str | None) -> torch.device | None:
+    """Find the device that is meant: of ranks on one machine, each has its own GPU."""
+    if device is None:
+        return None
+    found = torch.device(device)
+    local = os.environ.get("LOCAL_RANK", "")
+    if found.type != "cpu" and found.index is None and local.isdigit():
+        return torch.device(found.type, int(local))
+    return found
 
 
 def _find_device(model: nn.Module) -> torch.device:
@@ -162,23 +208,38 @@ def _find_device(model: nn.Module) -> torch.device:
 def evaluating(model: nn.Module, *, is_deterministic: bool) -> Iterator[None]:
     """Have a model evaluate, and put every module back as it was found."""
     training = {module: module.training for module in model.modules()}
-    threads, algorithms = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    model.eval()
-    if is_deterministic:
-        # Sums are divided among threads, and rounded where they are divided.
-        torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(True)
     try:
-        yield
+        model.eval()
+        with _deterministic() if is_deterministic else contextlib.nullcontext():
+            yield
     finally:
         for module, was in training.items():
             module.training = was
-        if is_deterministic:
-            torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(algorithms, warn_only=only_warn)
 
 
-def as_ids(ids: Any) -> Ids:
-    """Give sample numbers as an array."""
-    return np.asarray(ids, np.int64).reshape(-1)
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Have torch compute the same bits each time, and put its settings back as they were found."""
+    threads, algorithms = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    tries, room = torch.backends.cudnn.benchmark, os.environ.get(_ROOM)
+    try:
+        # torch refuses to multiply on a GPU without it, and looks for it each time.
+        os.environ.setdefault(_ROOM, ":4096:8")
+        # Sums are divided among threads, and rounded where they are divided.
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        # The fastest of several ways is another one on another day.
+        torch.backends.cudnn.benchmark = False
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(algorithms, warn_only=only_warn)
+        torch.backends.cudnn.benchmark = tries
+        if room is None:
+            os.environ.pop(_ROOM, None)
+
+
+def bytes_of(rows: Tensor | list[Tensor]) -> int:
+    """Give how many bytes rows have."""
+    return rows.nbytes if isinstance(rows, Tensor) else sum(one.nbytes for one in rows)

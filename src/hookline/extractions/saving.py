@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from hookline.extractions.running import Made
+from hookline.extractions.running import Made, bytes_of
 from hookline.extractions.wanted import Ids
 from hookline.stores.writing import StoreWriter
 
@@ -71,6 +71,8 @@ class Saver:
         values, ids = made.arrive(), made.ids
         if wanted is not None:
             places = np.flatnonzero(np.isin(ids, wanted))
+            if not len(places):
+                return
             ids = ids[places]
             values = {
                 name: [rows[one] for one in places] if isinstance(rows, list) else rows[places]
@@ -78,6 +80,4 @@ class Saver:
             }
         self._writer.add(ids, values)
         self.samples += len(ids)
-        for rows in values.values():
-            parts = rows if isinstance(rows, list) else [rows]
-            self.bytes += sum(one.nbytes for one in parts)
+        self.bytes += sum(map(bytes_of, values.values()))

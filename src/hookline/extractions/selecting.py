@@ -6,7 +6,7 @@ Padding is left out wherever a mask says what is padding. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +23,26 @@ Reduce = (
 
 NAMES = ("tokens", "last", "first", "mean", "max", "sum", "spatial")
 
-Rows = Tensor | list[Tensor]
+
+class Ragged(NamedTuple):
+    """The rows of samples that have any number of them."""
+
+    rows: Tensor
+    """Those of all samples, one after the other."""
+
+    lengths: list[int]
+    """How many rows each sample has."""
+
+
+Rows = Tensor | Ragged
 
 
 def check_reduce(reduce: Any) -> Any:
     """Refuse what is no way to reduce a value."""
-    if reduce is None or callable(reduce) or (isinstance(reduce, int) and reduce is not True):
+    is_number = isinstance(reduce, int) and not isinstance(reduce, bool)
+    if reduce is None or callable(reduce) or is_number:
         return reduce
-    if reduce in NAMES:
+    if isinstance(reduce, str) and reduce in NAMES:
         return reduce
     raise ValueError(
         f"{reduce!r} is no way to reduce a value: give one of {', '.join(NAMES)}, the number of a "
@@ -54,7 +66,11 @@ def find_mask(batch: Any) -> Tensor | None:
 def select_rows(
     value: Tensor, mask: Tensor | None, reduce: Reduce, *, count: int, name: str
 ) -> Rows:
-    """Give what is kept of each sample: a tensor with a row for each, or a tensor for each."""
+    """Give what is kept of each sample: one row of each, or any number of them.
+
+    What there is to find out of a mask is found where it lies, which is the host as a rule: so
+    nobody waits for a device.
+    """
     if callable(reduce):
         kept = reduce(value, mask)
         if not isinstance(kept, Tensor) or not kept.dim() or len(kept) != count:
@@ -69,50 +85,80 @@ def select_rows(
             f"`{name}` is {list(value.shape)} for {count} samples: its first dimension does not "
             "number them. Name another site or one of its values, or reduce it by a function"
         )
-    own = None if mask is None or mask.shape != value.shape[:2] else mask.to(value.device).bool()
+    own = None if mask is None or mask.shape != value.shape[:2] else mask.bool()
     if reduce is None:
-        return value if own is None else [one[keep] for one, keep in zip(value, own, strict=True)]
+        return value if own is None else _keep_tokens(value, own)
     if reduce == "spatial":
         return _average(value.flatten(2), None, 2) if value.dim() > 2 else value
     if value.dim() < 2:
         raise StoreError(f"`{name}` is {list(value.shape)}: it has no tokens for {reduce!r}")
-    if reduce == "tokens":
-        if own is None:
-            return list(value)
-        return [one[keep] for one, keep in zip(value, own, strict=True)]
-    return _reduce_tokens(value, own, reduce, name)
-
-
-def _reduce_tokens(value: Tensor, own: Tensor | None, reduce: Any, name: str) -> Tensor:
-    """Make one row of the tokens of each sample."""
-    samples = torch.arange(len(value), device=value.device)
     if own is None:
-        own = torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
-    places = torch.arange(value.shape[1], device=value.device)
-    if reduce == "last":
-        return value[samples, torch.where(own, places, 0).amax(1)]
-    if reduce == "first":
-        return value[samples, torch.where(own, places, value.shape[1] - 1).amin(1)]
+        if mask is not None:
+            raise StoreError(
+                f"`{name}` is {list(value.shape)} and the attention mask {list(mask.shape)}: which "
+                f"of it is padding cannot be told, so {reduce!r} would count it in. Reduce it by a "
+                "function of the value and the mask"
+            )
+        own = torch.ones(value.shape[:2], dtype=torch.bool)
+    return _keep_tokens(value, own) if reduce == "tokens" else _reduce_tokens(value, own, reduce)
+
+
+def _keep_tokens(value: Tensor, own: Tensor) -> Ragged:
+    """Keep the tokens of each sample that are its own."""
+    lengths: list[int] = own.sum(1).tolist()
+    rows = value.flatten(0, 1)
+    if not bool(own.all()):
+        rows = rows[own.flatten().nonzero().flatten().to(value.device)]
+    return Ragged(rows, lengths)
+
+
+def _reduce_tokens(value: Tensor, own: Tensor, reduce: Any) -> Tensor:
+    """Make one row of the tokens of each sample."""
+    lengths = own.sum(1)
+    if reduce != "sum" and not bool(lengths.all()):
+        raise ValueError(f"a sample without a token has nothing for {reduce!r}")
+    if isinstance(reduce, int) or reduce in ("last", "first"):
+        at = {"last": -1, "first": 0}.get(reduce, reduce)
+        return value[
+            torch.arange(len(value), device=value.device),
+            _find_token(own, lengths, at).to(value.device),
+        ]
     shape = (*own.shape, *[1] * (value.dim() - 2))
-    if isinstance(reduce, int):
-        order = own.cumsum(1) - 1  # the number of each token among the sample's own
-        lengths = own.sum(1)
-        wanted = lengths + reduce if reduce < 0 else torch.full_like(lengths, reduce)
-        if bool(((wanted < 0) | (wanted >= lengths)).any()):
-            raise StoreError(f"a sample of `{name}` has no token {reduce}")
-        return value[samples, (own & (order == wanted[:, None])).int().argmax(1)]
+    mine = own.view(shape).to(value.device)
     if reduce == "max":
-        return value.masked_fill(~own.view(shape), float("-inf")).amax(1)
+        return torch.where(mine, value, _smallest(value.dtype)).amax(1)
     if reduce == "sum":
-        wide = torch.where(own.view(shape), value.float(), 0)
-        return wide.sum(1).to(value.dtype)
-    return _average(value, own.view(shape), 1)
+        return torch.where(mine, _widen(value), 0).sum(1).to(value.dtype)
+    return _average(value, mine, 1)
+
+
+def _find_token(own: Tensor, lengths: Tensor, at: int) -> Tensor:
+    """Find where a token of this number is, among each sample's own; the last is -1."""
+    wanted = lengths + at if at < 0 else torch.full_like(lengths, at)
+    missing = (wanted < 0) | (wanted >= lengths)
+    if bool(missing.any()):
+        raise ValueError(f"there is no token {at} in a sample of {int(lengths[missing][0])}")
+    return (own & (own.cumsum(1) - 1 == wanted[:, None])).int().argmax(1)
+
+
+def _smallest(dtype: torch.dtype) -> float | int | bool:
+    """Give what is larger than nothing of this type."""
+    if dtype == torch.bool:
+        return False
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _widen(value: Tensor) -> Tensor:
+    """Give a value in a type whose sums are not rounded more than need be."""
+    if value.is_complex() or value.dtype == torch.float64:
+        return value
+    return value.float() if value.is_floating_point() else value.long()
 
 
 def _average(value: Tensor, own: Tensor | None, dim: int) -> Tensor:
-    """Average in float32; what is padding may be anything, also not finite."""
-    wide = value.float() if value.dtype != torch.float64 else value
-    if own is None:
-        return wide.mean(dim).to(value.dtype)
-    total = torch.where(own, wide, 0).sum(dim)
-    return (total / own.sum(dim).clamp(min=1)).to(value.dtype)
+    """Average in float32 or better; what is padding may be anything, also not finite."""
+    wide = _widen(value)
+    if not wide.is_floating_point() and not wide.is_complex():
+        wide = wide.double()
+    found = wide.mean(dim) if own is None else torch.where(own, wide, 0).sum(dim) / own.sum(dim)
+    return found.to(value.dtype if value.is_floating_point() or value.is_complex() else torch.float)

@@ -29,10 +29,11 @@ class SiteChoice:
         self.where = list(given)
         """Addresses and patterns as they were given."""
         tree = ModuleTree(model)
-        self._reduce: list[tuple[str, Any]] = []
+        # A value that two of them name is kept as the later one says.
+        self._reduce: dict[str, Any] = {}
         for where, one in given.items():
             check_reduce(one)
-            self._reduce += [(site.address, one) for site in resolve(tree, where)]
+            self._reduce |= {site.address: one for site in resolve(tree, where)}
         self._found: dict[str, Any] = {}
 
     def reduce_of(self, address: str) -> Any:
@@ -41,24 +42,27 @@ class SiteChoice:
             plain = address.split("#")[0]
             self._found[address] = next(
                 reduce
-                for site, reduce in self._reduce
+                for site, reduce in self._reduce.items()
                 if plain == site or (plain.startswith(site) and plain[len(site)] in ".[:")
             )
         return self._found[address]
 
     def facts(self) -> dict[str, Any]:
         """Describe it, so that two extractions can be compared."""
-        return {address: name_reduce(reduce) for address, reduce in self._reduce}
+        return {address: name_reduce(reduce) for address, reduce in self._reduce.items()}
 
 
 def name_model(model: nn.Module) -> dict[str, Any]:
     """Say which model it is, by what is quick to find out."""
     import hashlib
 
+    # Compiled, it is the same model.
+    model = getattr(model, "_orig_mod", model)
     digest = hashlib.sha256()
     count = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        plain = name.replace("_orig_mod.", "")
+        digest.update(f"{plain} {tensor.dtype} {list(tensor.shape)}".encode())
         count += tensor.numel()
         digest.update(_probe(tensor))
     kind = f"{type(model).__module__}.{type(model).__qualname__}"

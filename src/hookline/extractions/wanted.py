@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+# Spelled out, since importing hookline does not load numpy.typing.
+Ids = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 
 _NO_END = 2**63 - 1
 _WINDOW = 2**16
@@ -30,7 +32,7 @@ class Share:
     block: int
     """How many ids in a row go to one rank."""
 
-    def mask(self, ids: Ids) -> NDArray[np.bool_]:
+    def mask(self, ids: Ids) -> Flags:
         """Tell which of the ids belong to the rank."""
         return np.equal((ids // self.block) % self.world, self.rank)
 
@@ -196,7 +198,7 @@ def _sort(ids: Ids) -> Ids:
     return ids[is_new]
 
 
-def _covers(starts: Ids, ends: Ids, ids: Ids) -> NDArray[np.bool_]:
+def _covers(starts: Ids, ends: Ids, ids: Ids) -> Flags:
     """Tell which ids lie in one of the ranges."""
     if not starts.size:
         return np.zeros(ids.size, dtype=np.bool_)

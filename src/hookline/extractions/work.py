@@ -6,17 +6,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from hookline import _trees
 from hookline._errors import RunWriteError, StoreError
 from hookline.extractions.advancing import Advance, Estimate, Extraction, show_bytes
 from hookline.extractions.feeding import Batch, Feed
-from hookline.extractions.running import Failed, Runner, evaluating
+from hookline.extractions.running import Failed, ModelFailed, Runner, bytes_of, evaluating
 from hookline.extractions.samples import SampleError, Source
 from hookline.extractions.saving import Saver
 from hookline.extractions.sites import SiteChoice, name_model
@@ -25,7 +26,7 @@ from hookline.extractions.wanted import Ids, Wanted
 from hookline.stores import StoreWriter
 from hookline.stores.indexing import find_done, read_about
 from hookline.stores.layout import ABOUT, INDEX, SHARDS, name_dtype
-from hookline.stores.places import open_place
+from hookline.stores.places import Place, open_place
 
 OnError = Literal["stop", "skip"]
 
@@ -56,7 +57,10 @@ class Work:
     ) -> None:
         self._model, self._source, self._choice = model, source, choice
         self._prepare, self._collate = prepare, collate
-        self._size = BatchSize(batch_size)
+        # Alone in its batch, a sample is not filled up to the length of others.
+        self._size = BatchSize(1 if is_deterministic and batch_size is None else batch_size)
+        if is_deterministic:
+            self._size.now = 1
         self._dtype, self._device = dtype, device
         self._is_deterministic = is_deterministic
         self._all = Wanted.of_ranges([(0, limit)])
@@ -82,16 +86,14 @@ class Work:
             "deterministic": self._is_deterministic,
         }
 
-    def check(self, writer: StoreWriter) -> None:
-        """Refuse to add to a store that holds something else."""
+    def check(self, there: Mapping[str, Any], place: str) -> None:
+        """Refuse to add to a store that says of itself that it holds something else."""
         mine = json.loads(json.dumps(self.facts()))
-        other = [key for key in _SAME if writer.facts.get(key) != mine[key]]
+        other = [key for key in _SAME if _without_name(there.get(key)) != _without_name(mine[key])]
         if other:
-            told = "; ".join(
-                f"{key}: {writer.facts.get(key)} there, {mine[key]} now" for key in other
-            )
+            told = "; ".join(f"{key}: {there.get(key)} there, {mine[key]} now" for key in other)
             raise StoreError(
-                f"`{writer.place.name}` holds another extraction ({told}). Name another folder, or "
+                f"`{place}` holds another extraction ({told}). Name another folder, or "
                 "replace it with overwrite=True"
             )
 
@@ -111,9 +113,13 @@ class Work:
                 f"`{writer.place.name}` holds samples already, and an iterator that was begun does "
                 "not tell which: give something that can be read from the beginning"
             )
-        wanted = self._all.without(done).share(rank, world, block=self._block(world))
+        wanted = self._all.without(done)
+        total = self._count(wanted)
+        wanted = wanted.share(rank, world, block=self._block(world))
         advance = Advance(total=self._count(wanted), before=len(done))
-        return self.do(writer, wanted, advance, on_error=on_error, on_progress=on_progress)
+        return self.do(
+            writer, wanted, advance, on_error=on_error, on_progress=on_progress, total=total
+        )
 
     def find_left(self, writer: StoreWriter) -> tuple[Wanted, Advance]:
         """Give what is not in the store yet, and how much that is."""
@@ -130,8 +136,12 @@ class Work:
         on_error: OnError = "stop",
         on_progress: Callable[[Advance], None] | None = None,
         shard: str | None = None,
+        total: int | None = None,
     ) -> Extraction:
-        """Send the wanted samples through the model; in one shard of this name, if it has one."""
+        """Send the wanted samples through the model; in one shard of this name, if it has one.
+
+        `total` is how many there are to do for all that write to the store.
+        """
         if on_error not in ("stop", "skip"):
             raise ValueError(f'on_error is "stop" or "skip", not {on_error!r}')
         self.failed = {}
@@ -146,14 +156,14 @@ class Work:
                 runner = self._runner()
                 for batch in batches:
                     start = time.perf_counter()
-                    self._run_batch(runner, batch, saver, wanted, on_error)
+                    weight = self._run_batch(runner, batch, saver, wanted, on_error)
                     now = time.perf_counter()
-                    self._size.learn(len(batch.ids), now - start)
+                    self._size.learn(len(batch.ids), now - start, weight)
                     advance.batch = self._size.now
                     advance.samples, advance.bytes = saver.samples, saver.bytes
                     advance.seconds = now - begun
                     if saver.samples and not is_known:
-                        _check_room(writer, advance)
+                        check_room(writer.place, advance, total)
                         is_known = True
                     if on_progress is not None and now - told >= _TELL_EVERY:
                         on_progress(advance)
@@ -166,12 +176,19 @@ class Work:
             on_progress(advance)
         return Extraction(writer.place.name, advance, dict(sorted(self.failed.items())))
 
-    def plan(self, out: str | os.PathLike[str]) -> Extraction:
-        """Send a few samples through the model, and tell what all of them will take."""
+    def plan(self, out: str | os.PathLike[str], *, is_new: bool = False) -> Extraction:
+        """Send a few samples through the model, and tell what all of them will take.
+
+        `is_new` where the store that is there, if there is one, will be removed.
+        """
         place = open_place(out)
         about = read_about(place)
-        done = find_done(place, about.columns) if about is not None else None
-        wanted = self._all if done is None else self._all.without(done)
+        done: Ids | None = None
+        wanted = self._all
+        if about is not None and not is_new:
+            self.check(about.facts, place.name)
+            done = find_done(place, about.columns)
+            wanted = wanted.without(done)
         sizes: dict[str, float] = {}
         count, seconds = 0, 0.0
         with (
@@ -180,24 +197,23 @@ class Work:
         ):
             runner = self._runner()
             for number, batch in zip(range(_TRIED + 1), batches, strict=False):
+                if number == 1 and count:
+                    count, seconds, sizes = 0, 0.0, {}  # the first one warmed up
                 begun = time.perf_counter()
                 for made in runner.run(batch.ids, batch.content):
                     if isinstance(made, Failed):
                         continue
                     for name, rows in made.arrive().items():
-                        parts = [rows] if isinstance(rows, Tensor) else rows
-                        sizes[name] = sizes.get(name, 0.0) + sum(one.nbytes for one in parts)
+                        sizes[name] = sizes.get(name, 0.0) + bytes_of(rows)
                     count += len(made.ids)
-                if number or len(batch.ids) < self._size.now:
-                    seconds += time.perf_counter() - begun
-                else:
-                    count, sizes = 0, {}
-        if not count:
+                seconds += time.perf_counter() - begun
+        left = self._count(wanted)
+        if not count and left != 0:
             raise StoreError(f"none of the first samples of {self._source.name} went through")
         estimate = Estimate(
-            self._count(wanted),
+            left,
             {name: size / count for name, size in sizes.items()},
-            seconds / count,
+            seconds / max(count, 1),
             free=_free_bytes(place.local),
             before=0 if done is None else len(done),
         )
@@ -228,22 +244,30 @@ class Work:
 
     def _run_batch(
         self, runner: Runner, batch: Batch, saver: Saver, wanted: Wanted, on_error: OnError
-    ) -> None:
+    ) -> int:
+        """Run a batch; give how many bytes it has, of what comes in or what goes out."""
         for broken in batch.broken:
             self._fail(broken, on_error)
         if not len(batch.ids):
-            return
+            return 0
+        kept_bytes = 0
         kept: Ids | None = None
         if self._source.is_batched:
             kept = wanted.within(int(batch.ids[0]), int(batch.ids[-1]) + 1)
         for found in runner.run(batch.ids, batch.content):
             if isinstance(found, Failed):
                 if kept is None or found.id in kept:
-                    self._fail(SampleError(found.id, found.error), on_error)
-            else:
-                saver.save(found, kept)
+                    self._fail(ModelFailed(found.id, found.error), on_error)
+                continue
+            if self._size.grows:
+                found.arrive()  # else it is not known how long the batch takes
+            kept_bytes += found.nbytes
+            saver.save(found, kept)
         if runner.most is not None:
             self._size.shrink(2 * runner.most)
+        if not self._size.grows:
+            return 0
+        return max(kept_bytes, sum(one.nbytes for _, one in _trees.leaves(batch.content)))
 
     def _fail(self, error: SampleError, on_error: OnError) -> None:
         if on_error == "stop":
@@ -262,16 +286,16 @@ def remove_store(out: str | os.PathLike[str]) -> None:
     place.remove(ABOUT)
 
 
-def _check_room(writer: StoreWriter, advance: Advance) -> None:
+def check_room(place: Place, advance: Advance, total: int | None) -> None:
     """Refuse to go on where the disk cannot hold all of it, as far as the first samples tell."""
-    free = _free_bytes(writer.place.local)
-    if free is None or advance.total is None:
+    free = _free_bytes(place.local)
+    if free is None or total is None or not advance.samples:
         return
-    needed = round(advance.bytes / advance.samples * advance.total)
+    needed = round(advance.bytes / advance.samples * max(total - advance.samples, 0))
     if needed > free:
         raise RunWriteError(
-            f"{advance.total:,} samples need about {show_bytes(needed)}; {show_bytes(free)} are "
-            f"free at `{writer.place.name}`: keep less (`reduce`, `dtype`, fewer sites, `limit`), "
+            f"{total:,} samples need about {show_bytes(needed)} more; {show_bytes(free)} are "
+            f"free at `{place.name}`: keep less (`reduce`, `dtype`, fewer sites, `limit`), "
             "or name another disk. What is written so far stays, and is not made again"
         )
 
@@ -286,6 +310,13 @@ def _free_bytes(folder: Path | None) -> int | None:
         except OSError:
             return None
     return None
+
+
+def _without_name(fact: Any) -> Any:
+    """Give a fact without what the data are called: the same files may be found by another path."""
+    if isinstance(fact, Mapping) and "fingerprint" in fact:
+        return fact["fingerprint"]
+    return fact
 
 
 def _name(function: Any) -> str:

@@ -4,17 +4,33 @@
     places.py          a folder of this machine, or one that fsspec reaches
     direct_files.py    a large file, written past the page cache
     shard_writing.py   one shard; writing.py all of them
-    shard_reading.py   one shard; store.py all of them
+    shard_reading.py   one shard; store.py all of them, stored_columns.py by column
     rows_at.py         rows from all over, many on their way at once
     indexing.py        what the store says of itself, and a line for each shard
+    datasets.py        `StoreDataset` and `StoreIterable`, for torch's data loaders
+    exporting.py       Arrow, Parquet, datasets, zarr
+    verifying.py       `verify`: whether everything is as it was written, and what to do if not
 
 Knows no models.
 """
 
 from __future__ import annotations
 
+from hookline.stores.datasets import StoreDataset, StoreIterable
 from hookline.stores.layout import Column
-from hookline.stores.store import Store, StoredColumn, open_store
+from hookline.stores.store import Store, open_store
+from hookline.stores.stored_columns import StoredColumn
+from hookline.stores.verifying import Verdict, verify
 from hookline.stores.writing import StoreWriter
 
-__all__ = ["Column", "Store", "StoreWriter", "StoredColumn", "open_store"]
+__all__ = [
+    "Column",
+    "Store",
+    "StoreDataset",
+    "StoreIterable",
+    "StoreWriter",
+    "StoredColumn",
+    "Verdict",
+    "open_store",
+    "verify",
+]

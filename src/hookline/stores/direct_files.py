@@ -6,6 +6,7 @@ What the cache would hold nobody reads soon, and copying into it takes longer th
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import zlib
@@ -81,11 +82,13 @@ class DirectFile:
         self._close()
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind; what went wrong before says more than what goes wrong here."""
         with contextlib.suppress(Exception):
             self._wait()
-        self._close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     def _send(self) -> None:
         """Have the filled stage written while the other one is filled."""
@@ -101,25 +104,36 @@ class DirectFile:
         self._filled = 0
 
     def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if self._pending is not None:
+            # What failed stays: a file with a hole must not be finished by whoever tries again.
+            self._pending.result()
+            self._pending = None
 
     def _write(self, stage: mmap.mmap, count: int, at: int) -> None:
         view = memoryview(stage)[:count]
         while len(view):
-            done = os.pwrite(self._fd, view, at)
-            if done % _BLOCK and done < len(view):  # only a full disk stops inside a block
-                raise OSError(f"the disk took {done} of {len(view)} bytes")
+            try:
+                done = os.pwrite(self._fd, view, at)
+            except OSError as error:
+                # Some file systems take the flag when a file is opened, and no write after it.
+                if error.errno != errno.EINVAL or not _leave_direct(self._fd):
+                    raise
+                continue
+            if not done:
+                raise OSError(errno.EIO, f"the disk took none of {len(view)} bytes")
             view, at = view[done:], at + done
+            if at % _BLOCK and len(view):
+                # A disk that is full or a signal stopped it inside a block. The next write says.
+                _leave_direct(self._fd)
 
     def _close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            # Closed it is also where that fails, and the number may be another file's next.
+            handle, self._fd = self._fd, -1
+            os.close(handle)
 
 
 def _open_direct(path: Path) -> int:
@@ -129,10 +143,25 @@ def _open_direct(path: Path) -> int:
     if direct:
         try:
             return os.open(path, flags | direct, 0o666)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
             # Some file systems create the file before they refuse the flag.
             path.unlink(missing_ok=True)
     return os.open(path, flags, 0o666)
+
+
+def _leave_direct(handle: int) -> bool:
+    """Have the rest of a file written through the cache; tell whether it was not before."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if not direct:
+        return False
+    import fcntl
+
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    if flags & direct:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~direct)
+    return bool(flags & direct)
 
 
 def sync_folder(path: Path) -> None:

@@ -21,8 +21,6 @@ from torch import Tensor
 from hookline._errors import RunExists, StoreError
 from hookline._tables import import_optional
 from hookline.stores.layout import Column
-from hookline.stores.places import telling_of
-from hookline.stores.shard_reading import Integers
 
 if TYPE_CHECKING:
     from hookline.stores.store import Store
@@ -60,14 +58,13 @@ def write_parquet(
     schema = _make_schema(arrow, store, names)
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    with telling_of(str(target.parent)):
-        try:
-            with parquet.ParquetWriter(part, schema) as writer:
-                for batch in _read_arrow(arrow, schema, store, names):
-                    writer.write_batch(batch, row_group_size=max(len(batch), 1))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+    try:
+        with parquet.ParquetWriter(part, schema) as writer:
+            for batch in _read_arrow(arrow, schema, store, names):
+                writer.write_batch(batch, row_group_size=len(batch))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_zarr(
@@ -151,8 +148,8 @@ def _read_arrow(arrow: Any, schema: Any, store: Store, names: dict[str, str]) ->
             kind = field.type.value_type if column.column.is_ragged else field.type
             values = _make_rows(arrow, kind, rows)
             if column.column.is_ragged:
-                ends = np.cumsum([0, *column.lengths[positions]], dtype=np.int64)
-                values = arrow.LargeListArray.from_arrays(ends, values, type=field.type)
+                ends = np.cumsum([0, *column.lengths[positions]], dtype=np.int32)
+                values = arrow.ListArray.from_arrays(ends, values, type=field.type)
             arrays.append(values)
         yield arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -189,7 +186,7 @@ def _make_kind(arrow: Any, column: Column) -> Any:
     kind = arrow.from_numpy_dtype(number)
     if column.shape or is_complex:
         kind = arrow.list_(kind, math.prod(column.shape) * (1 + is_complex))
-    return arrow.large_list(kind) if column.is_ragged else kind
+    return arrow.list_(kind) if column.is_ragged else kind
 
 
 def _name_node(name: str) -> str:

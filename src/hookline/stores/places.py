@@ -11,8 +11,9 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +64,10 @@ class Place(ABC):
     @abstractmethod
     def take(self, path: Path, name: str) -> None:
         """Put a finished file of this machine in its place; the path is gone then."""
+
+    @abstractmethod
+    def move(self, name: str, target: str) -> None:
+        """Give a file another name."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -158,6 +163,13 @@ class LocalPlace(Place):
             path.replace(target)
             sync_folder(target.parent)
 
+    def move(self, name: str, target: str) -> None:
+        path = self.local / target
+        with telling_of(self.name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (self.local / name).replace(path)
+            sync_folder(path.parent)
+
     def remove(self, name: str) -> None:
         with telling_of(self.name):
             (self.local / name).unlink(missing_ok=True)
@@ -175,10 +187,10 @@ class RemotePlace(Place):
     def __init__(self, address: str) -> None:
         import fsspec  # type: ignore[import-untyped]
 
-        self.name = address.rstrip("/")
-        kind = address.split("://", 1)[0]
+        kind, _, rest = address.partition("://")
+        self.name = f"{kind}://{rest.rstrip('/')}"
         try:
-            self._files, self._root = fsspec.core.url_to_fs(self.name)
+            self._found, root = fsspec.core.url_to_fs(self.name)
         except ImportError as error:
             raise ImportError(
                 f"`{kind}://` needs a package of its own ({error}): "
@@ -186,8 +198,20 @@ class RemotePlace(Place):
             ) from error
         except ValueError as error:
             raise StoreError(f"`{address}` cannot be reached: {error}") from None
+        self._root = str(root).rstrip("/")
+        self._process = os.getpid()
         self._lines: dict[str, list[str]] = {}
-        self._working: Any = None
+        self._working: Path | None = None
+
+    @property
+    def _files(self) -> Any:
+        """The file system; a process that was forked has its own, with connections of its own."""
+        if self._process != os.getpid():
+            import fsspec
+
+            self._found, _ = fsspec.core.url_to_fs(self.name)
+            self._process = os.getpid()
+        return self._found
 
     def names(self, folder: str) -> list[str]:
         def ask() -> list[str]:
@@ -261,7 +285,19 @@ class RemotePlace(Place):
         target = self._path(name)
         with telling_of(self.name):
             self._try(lambda: self._files.put_file(str(path), target))
-        path.unlink()
+        path.unlink(missing_ok=True)
+
+    def move(self, name: str, target: str) -> None:
+        def ask() -> None:
+            try:
+                self._files.mv(self._path(name), self._path(target))
+            except FileNotFoundError:
+                # Done at an earlier try, of which the answer did not come.
+                if not self.exists(target):
+                    raise
+
+        with telling_of(self.name):
+            self._try(ask)
 
     def remove(self, name: str) -> None:
         path = self._path(name)
@@ -270,8 +306,10 @@ class RemotePlace(Place):
 
     def working_folder(self) -> Path:
         if self._working is None:
-            self._working = tempfile.TemporaryDirectory(prefix="hookline-")
-        return Path(self._working.name)
+            with telling_of(tempfile.gettempdir()):
+                self._working = Path(tempfile.mkdtemp(prefix="hookline-"))
+            weakref.finalize(self, _remove_folder, self._working, os.getpid())
+        return self._working
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -287,15 +325,23 @@ class RemotePlace(Place):
             except Exception as error:
                 if not left:
                     raise RunWriteError(
-                        f"`{self.name}` failed {_TRIES} times: {type(error).__name__}: {error}"
+                        f"`{self.name}` failed {_TRIES} times: {type(error).__name__}: {error}. "
+                        "Every finished shard stays readable; run the same again to go on once it "
+                        "answers."
                     ) from error
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
 
 
+def _remove_folder(path: Path, process: int) -> None:
+    """Remove what was on its way, but not that of a parent when a forked child ends."""
+    if process == os.getpid():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def telling_of(name: str) -> Any:
+def telling_of(name: str) -> Iterator[None]:
     """Say of a failed write where it was, what stays readable and what to do."""
     try:
         yield

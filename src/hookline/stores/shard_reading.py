@@ -62,7 +62,7 @@ class Shard:
         self._place = place
         self._columns = columns
         self._map: memoryview | None = None
-        self.entries, self.told, self._base, self._size = self._read_head()
+        self.entries, self.told, self._base, self.size = self._read_head()
         self.groups: list[dict[str, Any]] = self._check()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Shard:
             path = str(self._place.local / self.path)
             # A private copy where somebody writes to a row; the file stays as it is. Python's own
             # maps hold a descriptor each, and a store has more shards than there are of these.
-            mapped = torch.from_file(path, shared=False, size=self._size, dtype=torch.uint8)
+            mapped = torch.from_file(path, shared=False, size=self.size, dtype=torch.uint8)
             self._map = mapped.numpy().data
         return self._map
 
@@ -180,7 +180,7 @@ class Shard:
 
     def _check(self) -> list[dict[str, Any]]:
         """Refuse a head that does not fit itself, the file or the columns."""
-        whole = self._size - self._base
+        whole = self.size - self._base
         try:
             groups: list[dict[str, Any]] = list(self.told["groups"])
             spans = {f"{number:06d}": _read_span(one, whole) for number, one in enumerate(groups)}
@@ -221,10 +221,12 @@ class Shard:
                 raise self._corrupt(f"group {number} does not fit the column `{name}`")
 
     def _corrupt(self, reason: str) -> CorruptShard:
-        return CorruptShard(
+        error = CorruptShard(
             f"`{self.path}` in `{self._place.name}` is damaged: {reason}. Its samples are "
             "extracted anew once it is gone: `hookline verify --repair`, then the same extraction."
         )
+        error.reason = reason
+        return error
 
 
 def read_integers(place: Place, parts: Sequence[Part]) -> list[Integers]:

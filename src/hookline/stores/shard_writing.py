@@ -66,12 +66,14 @@ class ShardWriter:
         self._place = place
         self._columns = columns
         folder = place.working_folder()
+        self._where = str(folder)
+        """Where it is put together; what goes elsewhere has a folder of this machine for that."""
         if place.local is not None:
-            folder = place.local / SHARDS
-        with telling_of(place.name):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder, self._where = place.local / SHARDS, place.name
         part = folder / f".{self.name}.{os.getpid()}.part"
-        part.unlink(missing_ok=True)
+        with telling_of(self._where):
+            folder.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
         self._most = _bound_head(columns)
         self._room = max(_ROOM, _ALIGNED * -(-4 * self._most // _ALIGNED))
         self._file = DirectFile(part, self._room)
@@ -95,7 +97,7 @@ class ShardWriter:
         """Write a group."""
         number = len(self._groups)
         prefix = f"{number:06d}/"
-        with telling_of(self._place.name):
+        with telling_of(self._where):
             begin = self._file.size
             self._file.crc = 0
             self._append(f"{prefix}{IDS}", torch.from_numpy(np.ascontiguousarray(group.ids, "<i8")))
@@ -131,7 +133,7 @@ class ShardWriter:
         room = -(-(len(head) + 8) // ALIGNMENT) * ALIGNMENT if self._file.is_small else self._room
         if len(head) + 8 > room:
             raise AssertionError(f"a head of {len(head)} bytes has no room")
-        with telling_of(self._place.name):
+        with telling_of(self._where):
             self._file.finish((room - 8).to_bytes(8, "little") + head.ljust(room - 8))
         size = room + self._file.size
         self._place.take(self._file.path, f"{SHARDS}/{self.name}")

@@ -135,11 +135,30 @@ class Store:
 
         return StoreDataset(self, columns)
 
-    def iterate(self, columns: Sequence[str] | None = None, **options: Any) -> StoreIterable:
+    def iterate(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        batch_size: int = 256,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+        drop_last: bool = False,
+    ) -> StoreIterable:
         """Give ready batches, to iterate or for torch's `DataLoader`; see `StoreIterable`."""
         from hookline.stores.datasets import StoreIterable
 
-        return StoreIterable(self, columns, **options)
+        return StoreIterable(
+            self,
+            columns,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world=world,
+            drop_last=drop_last,
+        )
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """Give samples as a `pyarrow.Table`, with their numbers as `id`.

@@ -1,7 +1,7 @@
 """Write a store: samples come in batches of any size, shards of about one size go to the disk.
 
 A sample is in the store once its shard is finished. What was not, after a crash, is not there, and
-`StoreWriter.done` says so.
+`StoreWriter.find_done` says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,7 @@ from hookline.stores.indexing import (
     write_about,
 )
 from hookline.stores.layout import INDEX, SHARDS, SUFFIX, Column, check_column_name, check_file_name
-from hookline.stores.places import open_place
+from hookline.stores.places import open_place, telling_of
 from hookline.stores.shard_reading import Integers
 from hookline.stores.shard_writing import Group, ShardWriter
 
@@ -81,6 +82,8 @@ class StoreWriter:
         self._begun = 0.0
         self._ids: list[Integers] = []
         self._number = self._find_number()
+        self._thread: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -93,9 +96,11 @@ class StoreWriter:
     ) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception as failure:
             if error is None:
-                raise  # what was raised before says more
+                raise
+            # What was raised before says more.
+            error.add_note(f"What came last is not in `{self.place.name}`: {failure}")
 
     def find_done(self) -> Integers:
         """Give the numbers of the samples that the store holds already, in order."""
@@ -120,22 +125,79 @@ class StoreWriter:
         size = 0
         for name, rows in values.items():
             size += _check_rows(self.columns[name], rows, len(numbers))
+        if self._process != os.getpid():
+            raise StoreError(
+                f"the writer `{self.name}` belongs to the process that this one was forked from: "
+                "begin another here, under a name of its own"
+            )
+        if not self._pending and self._shard is None:
+            self._begun = time.monotonic()
         self._pending.append((numbers, dict(values)))
         self._gathered += size
         if self._gathered >= self._group_bytes:
             self._write_group()
-        if self._shard is not None and (
-            self._shard.size >= self._shard_bytes
-            or self._shard.is_full
-            or time.monotonic() - self._begun >= self._shard_seconds
-        ):
+        shard = self._shard
+        is_full = shard is not None and (shard.size >= self._shard_bytes or shard.is_full)
+        is_due = time.monotonic() - self._begun >= self._shard_seconds
+        if is_full or is_due:
             self.finish_shard()
 
     def finish_shard(self, name: str | None = None) -> None:
         """Have all that came so far on the disk; under this name, in the place of one of it."""
         self._write_group()
-        shard, self._shard = self._shard, None
-        ids, self._ids = self._ids, []
+        if self._shard is not None:
+            self._run(self._finish, name)
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        if self._process != os.getpid():
+            return  # of a process that was forked; its parent finishes what is there
+        try:
+            self._write_group()
+        finally:
+            try:
+                # What was written before something that cannot be is kept all the same.
+                if self._shard is not None:
+                    self._run(self._finish, None)
+            finally:
+                if self._thread is not None:
+                    self._thread.shutdown()
+                    self._thread = None
+
+    def _run(self, work: Callable[..., None], *given: Any) -> None:
+        """Do something in a thread of its own: Ctrl-C comes before it or after it, not between."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "hookline-write")
+        job = self._thread.submit(work, *given)
+        try:
+            job.result()
+        except BaseException:
+            wait([job])
+            raise
+        finally:
+            del job  # it holds the error, which holds this frame
+
+    def _put(self, pending: list[tuple[Integers, dict[str, Rows]]], group: Group) -> None:
+        """Add a group to the shard; without one, begin it."""
+        if pending is not self._pending:
+            return  # it was put already, and Ctrl-C came before anybody knew
+        assert self.columns is not None
+        try:
+            if self._shard is None:
+                name = f"{self.name}-{self._number:06d}"
+                self._shard = ShardWriter(self.place, name, self.columns)
+                self._number += 1
+            self._shard.add(group)
+        except BaseException:
+            # Bytes of earlier groups may be missing as well: nothing of it is to be finished.
+            self._drop()
+            raise
+        self._ids.append(group.ids)
+        self._pending, self._gathered = [], 0
+
+    def _finish(self, name: str | None) -> None:
+        """Put the shard in its place, and a line for it in the index."""
+        shard, ids = self._shard, self._ids
         if shard is None:
             return
         if name is not None:
@@ -143,20 +205,20 @@ class StoreWriter:
         try:
             line = shard.finish()
         except BaseException:
-            shard.discard()
+            self._drop()
             raise
-        line["ranges"] = describe_ids(ids)
-        self.place.append_line(f"{INDEX}/{self.name}.jsonl", json.dumps(line))
+        self._shard, self._ids = None, []
         self.written += line["bytes"]
         self.samples += line["samples"]
+        line["ranges"] = describe_ids(ids)
+        self.place.append_line(f"{INDEX}/{self.name}.jsonl", json.dumps(line))
 
-    def close(self) -> None:
-        """Finish what was begun."""
-        try:
-            self.finish_shard()
-        finally:
-            if self._shard is not None:
-                self._shard.discard()
+    def _drop(self) -> None:
+        """Forget all that is in no finished shard, and leave nothing of it behind."""
+        shard, self._shard, self._ids = self._shard, None, []
+        self._pending, self._gathered = [], 0
+        if shard is not None:
+            shard.discard()
 
     def _begin(self, columns: dict[str, Column]) -> None:
         """Say what the store holds, or learn it from who was first."""
@@ -167,14 +229,10 @@ class StoreWriter:
         self.columns, self.facts = about.columns, about.facts
 
     def _write_group(self) -> None:
-        pending, self._pending, self._gathered = self._pending, [], 0
+        pending = self._pending
         if not pending:
             return
         assert self.columns is not None
-        if self._shard is None:
-            self._shard = ShardWriter(self.place, f"{self.name}-{self._number:06d}", self.columns)
-            self._number += 1
-            self._begun = time.monotonic()
         rows: dict[str, Tensor] = {}
         ends: dict[str, Integers] = {}
         for name, column in self.columns.items():
@@ -187,14 +245,7 @@ class StoreWriter:
                 whole = [part for part in parts if isinstance(part, Tensor)]
                 rows[name] = _join(whole, column)
         ids = np.concatenate([one for one, _ in pending])
-        try:
-            self._shard.add(Group(ids, rows, ends))
-        except Exception:
-            # Bytes of earlier groups may be missing as well: nothing of it is to be finished.
-            self._shard.discard()
-            self._shard, self._ids = None, []
-            raise
-        self._ids.append(ids)
+        self._run(self._put, pending, Group(ids, rows, ends))
 
     def _find_number(self) -> int:
         """Give the number of the next shard of this name; remove what was not finished."""
@@ -207,7 +258,8 @@ class StoreWriter:
             part = re.compile(rf"\.{mine.pattern}\.\d+\.part")
             for path in (self.place.local / SHARDS).glob(".*.part"):
                 if part.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
+                    with telling_of(self.place.name):
+                        path.unlink(missing_ok=True)
         return max(numbers, default=-1) + 1
 
 
@@ -242,8 +294,9 @@ def _check_rows(column: Column, rows: Rows, samples: int) -> int:
 
 
 def _join(parts: Sequence[Tensor], column: Column) -> Tensor:
+    # Here, since another thread does not know the stream that values of a GPU come on.
     if len(parts) == 1:
-        return parts[0]
+        return parts[0].cpu()
     if not parts:
         return torch.empty((0, *column.shape), dtype=column.dtype)
     return torch.cat([one.cpu() for one in parts])
