@@ -65,6 +65,7 @@ MACHINE_PATHS = [f"/{rest}".encode() for rest in ("work/", "root/", "tmp/dev", "
 PUBLIC = {
     "KEEP",
     "MISSING",
+    "AddFeatures",
     "AddressError",
     "AmbiguousRead",
     "At",

@@ -45,7 +45,7 @@ from hookline.edits.actions import (
 )
 from hookline.edits.edit import edit
 from hookline.edits.skipping import skip
-from hookline.extractions import Extraction, RayCluster, extract
+from hookline.extractions import AddFeatures, Extraction, RayCluster, extract
 from hookline.hooks.functions import hook
 from hookline.hooks.inventory import inventory
 from hookline.hooks.sessions import Handle
@@ -70,6 +70,7 @@ from hookline.watchers import Watch, watch
 __all__ = [
     "KEEP",
     "MISSING",
+    "AddFeatures",
     "AddressError",
     "AmbiguousRead",
     "At",

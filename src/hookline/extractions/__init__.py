@@ -2,6 +2,7 @@
 
     extract.py          `hl.extract`
     work.py             one extraction in one process
+    features.py         `hl.AddFeatures`: activations as columns of batches of others
     ray_engine.py       the same by a pool of actors of Ray
     sites.py            which values are kept; selecting.py what of each
     feeding.py          the next batches, made beside the model; sizing.py how large they are
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from hookline.extractions.advancing import Advance, Estimate, Extraction
 from hookline.extractions.extract import extract
+from hookline.extractions.features import AddFeatures
 from hookline.extractions.ray_engine import RayCluster
 
-__all__ = ["Advance", "Estimate", "Extraction", "RayCluster", "extract"]
+__all__ = ["AddFeatures", "Advance", "Estimate", "Extraction", "RayCluster", "extract"]

@@ -7,8 +7,12 @@ Ray itself go the tasks and what was done of them, not the tensors.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import os
+import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +27,21 @@ from hookline.extractions.advancing import Advance, Extraction
 from hookline.extractions.sites import SiteChoice, Sites
 from hookline.extractions.sources import open_source
 from hookline.extractions.wanted import Ids, Wanted
-from hookline.extractions.work import OnError, Work
+from hookline.extractions.work import OnError, Work, check_room
 from hookline.stores import StoreWriter
 from hookline.stores.layout import SHARDS
 
-TASK = 1024
-"""Samples of a task, unless another number is given."""
+_TASK = 1024
+_FEW, _MANY = 8, 2048
+"""Tasks that each actor has at least, and that there are about at most, where that can be."""
 
+_BLOCKS = 4096
+"""Ray holds each of its blocks apart; where there are more tasks, a block has several."""
+
+_TRIES = 5
+"""So often a task is begun: where its process dies each time, its samples may be what kills it."""
+
+_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 _PREFIX = "ray-"
 _WINDOW = 1 << 16
 
@@ -50,8 +62,9 @@ class RayCluster:
     cpus: float = 1.0
     """Cores of each."""
 
-    task: int = TASK
-    """Samples of a task."""
+    task: int | None = None
+    """Samples of a task, which is what is done again after an actor was lost; found from the
+    number of samples unless given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +95,97 @@ class Plan:
         ), model
 
 
-class Actor:
-    """Hold the model; do one task after the other."""
+class Tries:
+    """Count how often each task was begun, in an actor of its own."""
 
-    def __init__(self, plan: Plan, facts: dict[str, Any]) -> None:
-        self._plan = plan
-        self._work, _ = plan.start()
-        self._writer = StoreWriter(
-            plan.out,
-            name=f"{_PREFIX}{uuid.uuid4().hex[:12]}",
-            facts=facts,
-            shard_bytes=1 << 62,
-            shard_seconds=float("inf"),
-        )
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+
+    def count(self, task: str) -> int:
+        """Give how often a task was begun, with this time."""
+        self._begun[task] = self._begun.get(task, 0) + 1
+        return self._begun[task]
+
+
+class Actor:
+    """Hold the model; do one task after the other.
+
+    What goes wrong is told with what was done, not raised: Ray would print it at length, and try
+    again what cannot work.
+    """
+
+    def __init__(self, paths: list[str], sealed: bytes, facts: dict[str, Any], tries: Any) -> None:
+        # A module that was found there may define the model, also where Ray did not look.
+        sys.path += [one for one in paths if one not in sys.path]
+        self._sealed, self._facts, self._tries = sealed, facts, tries
+        self._ready: tuple[Plan, Work, StoreWriter] | None = None
 
     def __call__(self, tasks: dict[str, Any]) -> dict[str, Any]:
         """Do tasks; give what was done of them."""
-        told: dict[str, list[Any]] = {"samples": [], "bytes": [], "failed": []}
+        told: dict[str, list[Any]] = {"samples": [], "bytes": [], "failed": [], "error": []}
         for begins, ends in zip(tasks["begins"], tasks["ends"], strict=True):
             runs = list(zip(np.asarray(begins).tolist(), np.asarray(ends).tolist(), strict=True))
-            result = self._work.do(
-                self._writer,
-                Wanted.of_ranges(runs),
-                Advance(),
-                on_error=self._plan.on_error,
-                shard=f"ids-{runs[0][0]:012d}-{runs[-1][1]:012d}",
-            )
-            told["samples"].append(result.advance.samples)
-            told["bytes"].append(result.advance.bytes)
-            told["failed"].append([f"{id} {why}" for id, why in result.failed.items()])
+            advance, failed, error = Advance(), {}, b""
+            try:
+                failed = self._do(runs, advance)
+            except Exception as found:
+                error = _seal_error(found)
+            told["samples"].append(advance.samples)
+            told["bytes"].append(advance.bytes)
+            told["failed"].append("\0".join(f"{id} {why}" for id, why in failed.items()))
+            told["error"].append(error)
         return told
+
+    def _do(self, runs: list[tuple[int, int]], advance: Advance) -> dict[int, str]:
+        """Do one task; give the samples that failed."""
+        shard = name_shard(runs)
+        if _import_ray().get(self._tries.count.remote(shard)) > _TRIES:
+            raise HooklineError(
+                f"the process died {_TRIES} times at samples {runs[0][0]} to {runs[-1][1] - 1}: "
+                "too little memory, or a sample that crashes the model. Smaller tasks "
+                "(`hl.RayCluster(task=...)`) tell which"
+            )
+        if self._ready is None:
+            self._ready = self._start()
+        plan, work, writer = self._ready
+        wanted = Wanted.of_ranges(runs)
+        result = work.do(writer, wanted, advance, on_error=plan.on_error, shard=shard)
+        return result.failed
+
+    def _start(self) -> tuple[Plan, Work, StoreWriter]:
+        """Make the model, and open the data and the store."""
+        plan: Plan = _import_ray().cloudpickle.loads(self._sealed)
+        self._sealed = b""
+        work, _ = plan.start()
+        writer = StoreWriter(
+            plan.out,
+            name=f"{_PREFIX}{uuid.uuid4().hex[:12]}",
+            facts=self._facts,
+            shard_bytes=1 << 62,
+            shard_seconds=float("inf"),
+        )
+        return plan, work, writer
+
+
+def name_shard(runs: Sequence[tuple[int, int]]) -> str:
+    """Name the shard of a task after all its samples: done again, it is in the same place.
+
+    Where the first run begins and the last one ends is not enough: what was left out between them
+    is done later, in a task of its own.
+    """
+    digest = hashlib.sha256(repr([(int(begin), int(end)) for begin, end in runs]).encode())
+    return f"ids-{runs[0][0]:012d}-{runs[-1][1]:012d}-{digest.hexdigest()[:12]}"
+
+
+def _seal_error(error: Exception) -> bytes:
+    """Give an error so that another process can raise it."""
+    cloudpickle = _import_ray().cloudpickle
+    with contextlib.suppress(Exception):
+        sealed: bytes = cloudpickle.dumps(error)
+        cloudpickle.loads(sealed)  # not all that can be packed can be unpacked
+        return sealed
+    plain: bytes = cloudpickle.dumps(HooklineError(f"{type(error).__name__}: {error}"))
+    return plain
 
 
 def extract_with_ray(
@@ -132,27 +206,79 @@ def extract_with_ray(
             "give data with a length, or files"
         )
     result = Extraction(writer.place.name, advance)
-    tasks = list(cut_tasks(wanted, work.size, cluster.task))
+    size = cluster.task or _find_task(advance.total, _most_actors(cluster))
+    tasks = list(cut_tasks(wanted, work.size, size))
     if not tasks:
         return result
-    is_mine = not ray.is_initialized()
-    if is_mine:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
-    try:
-        for told in _run(ray, plan, work.facts(), cluster, tasks):
+    _sweep(writer)
+    facts = work.facts()
+    del work  # the model is with the actors
+    with _running_ray(ray, cluster):
+        for told in _run(ray, plan, facts, cluster, tasks):
+            is_first = not advance.samples
             advance.samples += int(told["samples"])
             advance.bytes += int(told["bytes"])
-            for text in told["failed"]:
+            for text in filter(None, str(told["failed"]).split("\0")):
                 id, _, why = text.partition(" ")
                 result.failed[int(id)] = why
+            if told["error"]:
+                raise ray.cloudpickle.loads(told["error"])
+            if is_first:
+                check_room(writer.place, advance, advance.total)
             advance.seconds = time.perf_counter() - advance.begun
             if on_progress is not None:
                 on_progress(advance)
-    finally:
-        if is_mine:
-            ray.shutdown()
     _sweep(writer)
+    result.failed = dict(sorted(result.failed.items()))
     return result
+
+
+def _most_actors(cluster: RayCluster) -> int:
+    return cluster.actors[1] if isinstance(cluster.actors, tuple) else cluster.actors
+
+
+def _find_task(total: int, actors: int) -> int:
+    """Give how many samples a task has: no few of them, but some tasks for each actor."""
+    return max(1, total // _MANY, min(_TASK, -(-total // (_FEW * actors))))
+
+
+@contextlib.contextmanager
+def _running_ray(ray: Any, cluster: RayCluster) -> Iterator[None]:
+    """Have Ray run: as it does already, or one of its own, which says nothing that need not be."""
+    if ray.is_initialized():
+        yield
+        return
+    level = os.environ.get(_LEVEL)
+    os.environ.setdefault(_LEVEL, "fatal")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if cluster.address is None and "RAY_ADDRESS" not in os.environ:
+        options["include_dashboard"] = False
+    try:
+        with _hushed():
+            ray.init(address=cluster.address, **options)
+        yield
+    finally:
+        ray.shutdown()
+        if level is None:
+            os.environ.pop(_LEVEL, None)
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep what is written to the standard error, from any language; pass it on after an error."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        shown = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            file.seek(0)
+            os.write(shown, file.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
 
 
 def cut_tasks(wanted: Wanted, size: int, count: int) -> Iterator[dict[str, list[int]]]:
@@ -184,22 +310,40 @@ def _run(
     tasks: list[dict[str, list[int]]],
 ) -> Iterator[dict[str, Any]]:
     """Have the tasks done by a pool of actors; give what was done of each as it is done."""
-    import ray.data
-
     fewest, most = cluster.actors if isinstance(cluster.actors, tuple) else (cluster.actors,) * 2
-    context = ray.data.DataContext.get_current()
+    # Ray itself tries again without end.
+    tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Tries).remote()
+    context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    found = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map_batches(
-        Actor,
-        batch_size=1,
-        batch_format="numpy",
-        compute=ray.data.ActorPoolStrategy(min_size=fewest, max_size=most),
-        fn_constructor_args=(plan, facts),
-        num_gpus=cluster.gpus or None,
-        num_cpus=None if cluster.gpus else cluster.cpus,
-    )
-    yield from found.iter_rows()
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    with ray.data.DataContext.current(context):
+        found = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), _BLOCKS))
+        found = found.map_batches(
+            Actor,
+            batch_size=1,
+            batch_format="numpy",
+            compute=ray.data.ActorPoolStrategy(min_size=fewest, max_size=most),
+            fn_constructor_args=(list(sys.path), ray.cloudpickle.dumps(plan), facts, tries),
+            num_gpus=cluster.gpus or None,
+            num_cpus=None if cluster.gpus else cluster.cpus,
+        )
+        logger.setLevel(logging.CRITICAL)  # what it says of errors is in the error
+        try:
+            yield from found.iter_rows()
+        except ray.exceptions.RayError as error:
+            raise HooklineError(
+                f"Ray gave up: {_shorten(error)}. Every finished shard stays; run the same again "
+                "to go on"
+            ) from error
+        finally:
+            logger.setLevel(level)
+
+
+def _shorten(error: Exception) -> str:
+    """Give the first line that an error of Ray says something in."""
+    lines = [one.strip() for one in str(error).splitlines() if one.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ")
 
 
 def _sweep(writer: StoreWriter) -> None:
