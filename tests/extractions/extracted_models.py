@@ -32,7 +32,8 @@ class Layers(nn.Module):
         """Give the head's output."""
         self.seen.update(int(one) for one in x[:, 0])
         self.sizes.append(len(x))
-        return self.head(self.second(self.first(x).tanh()).tanh())
+        out: Tensor = self.head(self.second(self.first(x).tanh()).tanh())
+        return out
 
 
 def numbered(count: int, width: int = 4) -> Tensor:
@@ -57,11 +58,10 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, is_padding: Tensor) -> Tensor:
         """Attend to all tokens but padding."""
         same = self.norm(hidden)
-        found, _ = self.attention(
-            same, same, same, key_padding_mask=is_padding, need_weights=False
-        )
+        found, _ = self.attention(same, same, same, key_padding_mask=is_padding, need_weights=False)
         hidden = hidden + found
-        return hidden + self.after(hidden)
+        out: Tensor = hidden + self.after(hidden)
+        return out
 
 
 class Reader(nn.Module):
@@ -106,3 +106,17 @@ class Falling(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.pause)
         return self.model(x)
+
+
+class Stopping(nn.Module):
+    """A model that raises at some samples, until a file says that it is mended."""
+
+    def __init__(self, bad: list[int], mended: Path) -> None:
+        super().__init__()
+        self.inner, self.bad, self.mended = Layers(), bad, str(mended)
+
+    def forward(self, x: Tensor) -> Any:
+        """Raise, or run the model."""
+        if set(self.bad).intersection(x[:, 0].int().tolist()) and not Path(self.mended).exists():
+            raise ValueError("no such word")
+        return self.inner(x)

@@ -72,7 +72,8 @@ def test_of_a_module_that_runs_twice_the_first_time_counts(tmp_path: Path) -> No
             self.shared, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.shared(self.shared(x)))
+            out: Tensor = self.last(self.shared(self.shared(x)))
+            return out
 
     model, samples = Twice(), numbered(5)
     alone = hl.extract(model, samples, "shared", tmp_path / "alone").open()
@@ -168,7 +169,7 @@ def test_another_extraction_is_refused(tmp_path: Path) -> None:
     hl.extract(model, samples, "first", out)
     other = Layers()
     with torch.no_grad():
-        other.first.bias += 1
+        other.first.bias.add_(1)
     attempts: list[tuple[str, Any, Any, Any, dict[str, Any]]] = [
         ("model", other, samples, "first", {}),
         ("model", Layers(width=5), numbered(6, 5), "first", {}),
@@ -215,6 +216,18 @@ def test_overwrite_by_ranks_without_a_group_is_refused(
     with pytest.raises(ValueError, match="remove it before they are started"):
         hl.extract(Layers(), numbered(6), "first", tmp_path / "out", overwrite=True)
     assert len(hl.open_store(tmp_path / "out")) == 6
+
+
+def test_ranks_that_torchrun_starts_again_go_on_also_with_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, samples = Layers(), numbered(6)
+    hl.extract(model, samples, "first", tmp_path / "out", limit=4)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    hl.extract(model, samples, "first", tmp_path / "out", overwrite=True)
+    assert set(model.seen.values()) == {1}
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert hl.extract(model, samples, "first", tmp_path / "out", overwrite=True).advance.before == 0
 
 
 def test_everything_is_put_back(tmp_path: Path) -> None:

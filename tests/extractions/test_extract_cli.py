@@ -262,3 +262,28 @@ def test_ctrl_c_keeps_what_was_done(folder: Path) -> None:
     assert f"{200 - kept} samples, " in done.stdout
     assert f"{kept} were there before" in done.stdout
     assert hl.open_store(folder / "out").ids.tolist() == list(range(200))
+
+
+@pytest.mark.slow
+def test_ray_does_the_same_without_a_word(folder: Path) -> None:
+    pytest.importorskip("ray")
+    words = [*BASIC, "--prepare", "net.py:double", "--deterministic", "--quiet"]
+    plain = run(*words)
+    assert plain.exit_code == 0, plain.output
+    source = str(Path(hookline.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    words[words.index("-o") + 1] = "ray"
+    done = subprocess.run(
+        [sys.executable, "-m", "hookline", "extract", *words, "--engine", "ray"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("12 samples, 144 B, ")
+    one, other = hl.open_store(folder / "out"), hl.open_store(folder / "ray")
+    assert torch.equal(one["fc1"][:], other["fc1"][:])
+    assert one.facts == other.facts

@@ -27,7 +27,9 @@ _SECONDS = 60.0
 def processes() -> multiprocessing.context.ForkServerContext:
     """Start processes from one that has loaded torch, so that each begins at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hookline.testing", "hookline.extractions", "torch._inductor.config"])
+    context.set_forkserver_preload(
+        ["hookline.testing", "hookline.extractions", "torch._inductor.config"]
+    )
     return context
 
 

@@ -120,7 +120,7 @@ def test_a_function_gets_the_value_and_the_mask() -> None:
     with pytest.raises(HooklineError, match=r"a row for each of the 3 samples, and gave \[\]"):
         select_rows(value, mask, lambda one, _: one.sum(), count=3, name="x")
     with pytest.raises(HooklineError, match="and gave float"):
-        select_rows(value, mask, lambda *_: 1.0, count=3, name="x")  # type: ignore[arg-type,return-value]
+        select_rows(value, mask, lambda *_: 1.0, count=3, name="x")  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_told_is_refused() -> None:
@@ -184,7 +184,8 @@ def test_left_padding_reaches_the_store_as_right_padding_does(tmp_path: Path) ->
             out: Tensor = self.same(x)
             return out
 
-    for reduce in ("last", "mean", "max", None):
+    ways: list[Any] = ["last", "mean", "max", None]
+    for reduce in ways:
         found = []
         for side in ("left", "right"):
             torch.manual_seed(0)
@@ -193,7 +194,7 @@ def test_left_padding_reaches_the_store_as_right_padding_does(tmp_path: Path) ->
                 {"x": one, "attention_mask": own} for one, own in zip(value, mask, strict=True)
             ]
             out = tmp_path / f"{reduce}-{side}"
-            store = hl.extract(Same(), samples, "same", out, reduce=reduce).open()  # type: ignore[arg-type]
+            store = hl.extract(Same(), samples, "same", out, reduce=reduce).open()
             found.append(store["same"][:])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hookline.stores import Store, StoreWriter, open_store
+from hookline.stores.shard_reading import read_integers
 from hookline.stores.writing import Rows
 
 WIDTH = 8
@@ -51,10 +52,8 @@ def check_samples(where: str | Path, ids: Iterable[int]) -> Store:
     """Assert that a store holds exactly these samples, each once, and read every byte of them."""
     store = open_store(where)
     wanted = sorted(ids)
-    held = np.concatenate(
-        [np.empty(0, np.int64)]
-        + [shard.ids(group) for shard in store.shards for group in range(len(shard.groups))]
-    )
+    parts = [one.ids_part(group) for one in store.shards for group in range(len(one.groups))]
+    held = np.concatenate([np.empty(0, np.int64), *read_integers(store.place, parts)])
     assert sorted(held.tolist()) == wanted
     if wanted:
         assert torch.equal(store["mlp"][:], torch.stack([make_row(one) for one in wanted]))

@@ -33,14 +33,16 @@ class Server:
         self.requests = 0
         """How many came."""
         self._inner = DomainDispatcherApplication(create_backend_app)
+        self._kinds: tuple[str, ...] = ()
         self._random = random.Random(7)
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def fail(self, share: float) -> Iterator[None]:
-        """Have a share of the requests fail for a while."""
+    def fail(self, share: float, *kinds: str) -> Iterator[None]:
+        """Have a share of the requests fail for a while, in these ways, or in any."""
         self._random.seed(7)
         self.failing, self.failed, self.requests = share, [], 0
+        self._kinds = kinds or (REFUSE, LOSE, CUT)
         try:
             yield
         finally:
@@ -62,11 +64,14 @@ class Server:
         """Answer a request of WSGI."""
         kind = self._choose(environ["REQUEST_METHOD"])
         if kind == REFUSE:
-            return _refuse(environ, start_response)
+            # What was sent is read, or the one who sends it finds the connection broken.
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if kind == LOSE:
             for _ in self._inner(environ, lambda *_, **__: None):
                 pass
-            return _refuse(environ, start_response)
+        if kind in (REFUSE, LOSE):
+            start_response("500 Internal Server Error", [("Content-Length", str(len(_ERROR)))])
+            return [_ERROR]
         body = self._inner(environ, start_response)
         if kind == CUT:
             whole = b"".join(body)
@@ -79,16 +84,11 @@ class Server:
             self.requests += 1
             if self._random.random() >= self.failing:
                 return None
-            kind = self._random.choice([REFUSE, LOSE, CUT] if method == "GET" else [REFUSE, LOSE])
+            kind = self._random.choice(self._kinds)
+            if kind == CUT and method != "GET":
+                kind = REFUSE  # there is nothing to cut
             self.failed.append(kind)
             return kind
-
-
-def _refuse(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-    # What was sent is read, or the one who sends it finds the connection broken.
-    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    start_response("500 Internal Server Error", [("Content-Length", str(len(_ERROR)))])
-    return [_ERROR]
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ def collate(samples: Sequence[Any], *, pad: int | float = 0) -> Any:
     """Make a batch of samples: tensors, arrays and numbers stacked, dicts and tuples by element.
 
     Rows of numbers of different lengths, such as tokens, are filled up at their end with `pad`; a
-    dict with rows of `input_ids` and no `attention_mask` gets one. A list of numbers is a row. Texts,
-    and whatever else is no number, stay a list.
+    dict with rows of `input_ids` and no `attention_mask` gets one. A list of numbers is a row.
+    Texts, and whatever else is no number, stay a list.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")

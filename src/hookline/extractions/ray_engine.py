@@ -35,6 +35,9 @@ _TASK = 1024
 _FEW, _MANY = 8, 2048
 """Tasks that each actor has at least, and that there are about at most, where that can be."""
 
+_BATCH = 64
+"""A task has a multiple of so many samples where it is not known how large batches are."""
+
 _BLOCKS = 4096
 """Ray holds each of its blocks apart; where there are more tasks, a block has several."""
 
@@ -206,7 +209,8 @@ def extract_with_ray(
             "give data with a length, or files"
         )
     result = Extraction(writer.place.name, advance)
-    size = cluster.task or _find_task(advance.total, _most_actors(cluster))
+    batch = plan.options.get("batch_size") or _BATCH
+    size = cluster.task or find_task(advance.total, _most_actors(cluster), batch)
     tasks = list(cut_tasks(wanted, work.size, size))
     if not tasks:
         return result
@@ -237,9 +241,10 @@ def _most_actors(cluster: RayCluster) -> int:
     return cluster.actors[1] if isinstance(cluster.actors, tuple) else cluster.actors
 
 
-def _find_task(total: int, actors: int) -> int:
-    """Give how many samples a task has: no few of them, but some tasks for each actor."""
-    return max(1, total // _MANY, min(_TASK, -(-total // (_FEW * actors))))
+def find_task(total: int, actors: int, batch: int) -> int:
+    """Give how many samples a task has: many whole batches, but some tasks for each actor."""
+    size = max(1, total // _MANY, min(_TASK, -(-total // (_FEW * actors))))
+    return size if size < batch else -(-size // batch) * batch
 
 
 @contextlib.contextmanager
