@@ -82,12 +82,23 @@ def make_deadly(point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def before(owner: Any, name: str) -> None:
-        work = getattr(owner, name)
-        setattr(owner, name, lambda *given: (die(), work(*given))[1])
+        wanted = getattr(owner, name)
+
+        def work(*given: Any) -> Any:
+            die()
+            return wanted(*given)
+
+        setattr(owner, name, work)
 
     def after(owner: Any, name: str) -> None:
-        work = getattr(owner, name)
-        setattr(owner, name, lambda *given: (work(*given), die())[0])
+        wanted = getattr(owner, name)
+
+        def work(*given: Any) -> Any:
+            found = wanted(*given)
+            die()
+            return found
+
+        setattr(owner, name, work)
 
     def write_half(self: LocalPlace, name: str, line: str) -> None:
         path = self.local / name

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hookline.stores import Store, StoreWriter, open_store
+from hookline.stores import Store, StoreWriter, direct_files, open_store, shard_writing
 from hookline.stores.shard_reading import read_integers
 from hookline.stores.writing import Rows
 
 WIDTH = 8
+BLOCK = 4096
+"""What a disk writes at least."""
+
+
+def use_small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small shards too grow on the disk, by a thread."""
+    monkeypatch.setattr(direct_files, "_STAGE", 2 * BLOCK)
+    monkeypatch.setattr(shard_writing, "_ROOM", 2 * BLOCK)
 
 
 def make_row(id: int) -> Tensor:
@@ -74,3 +84,36 @@ def check_folder(folder: Path, ids: Iterable[int]) -> None:
         with safe_open(shard, "pt") as file:
             for key in file.keys():  # noqa: SIM118 - a file of safetensors is no mapping
                 file.get_tensor(key)
+
+
+def write_groups(
+    where: Path, begin: int, end: int, *, each: int = 160, groups: int = 3, **options: Any
+) -> None:
+    """Write samples in groups, and so many groups in a shard that these are of several stages."""
+    with StoreWriter(where, group_bytes=1, **options) as writer:
+        add_groups(writer, begin, end, each=each, groups=groups)
+
+
+def add_groups(
+    writer: StoreWriter, begin: int, end: int, *, each: int = 160, groups: int = 0
+) -> None:
+    """Add samples in groups; finish a shard after so many of these."""
+    for number, at in enumerate(range(begin, end, each), 1):
+        ids = range(at, min(at + each, end))
+        writer.add(ids, make_values(ids))
+        if groups and not number % groups:
+            writer.finish_shard()
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Do something in a process of its own; give the code that it ended with."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 REFUSE, LOSE, CUT = "refuse", "lose", "cut"
@@ -72,7 +72,7 @@ class Server:
         if kind in (REFUSE, LOSE):
             start_response("500 Internal Server Error", [("Content-Length", str(len(_ERROR)))])
             return [_ERROR]
-        body = self._inner(environ, start_response)
+        body: Iterable[bytes] = self._inner(environ, start_response)
         if kind == CUT:
             whole = b"".join(body)
             # The head has promised more; the connection ends here.

@@ -41,7 +41,7 @@ def server() -> Iterator[Any]:
 @pytest.fixture
 def bucket(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Give the address of an empty bucket, and who is to find it."""
-    import s3fs  # type: ignore[import-untyped]
+    import s3fs
 
     settings = {
         "AWS_ENDPOINT_URL": server.address,
@@ -81,7 +81,7 @@ def where(request: pytest.FixtureRequest) -> str:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Have nobody wait between two tries; give how long they would have."""
     found: list[float] = []
-    monkeypatch.setattr(places.time, "sleep", found.append)
+    monkeypatch.setattr("hookline.stores.places.time.sleep", found.append)
     return found
 
 
@@ -148,7 +148,7 @@ def test_store_that_is_not_there_is_said(where: str) -> None:
 
 
 def test_bucket_that_is_not_there_is_said_at_once(bucket: str, pauses: list[float]) -> None:
-    with pytest.raises(RunWriteError, match="`s3://nobodys-bucket/x` cannot be written: .*exist"):
+    with pytest.raises(RunWriteError, match=r"`s3://nobodys-bucket/x` cannot be written: .*exist"):
         write_samples("s3://nobodys-bucket/x", range(4))
     assert pauses == []
 

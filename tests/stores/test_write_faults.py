@@ -1,4 +1,4 @@
-"""Disks that are full, slow, or cannot do what was asked; Ctrl-C; forks; and nothing left open."""
+"""Disks that are full, read-only, slow, or cannot do what was asked; and nothing is left open."""
 
 from __future__ import annotations
 
@@ -16,33 +16,26 @@ from typing import Any
 
 import pytest
 import torch
-from made_samples import check_folder, make_row, make_values, write_samples
+from made_samples import (
+    BLOCK,
+    add_groups,
+    check_folder,
+    fork,
+    make_values,
+    use_small_stages,
+    write_groups,
+    write_samples,
+)
 
-from hookline._errors import RunWriteError, StoreError
-from hookline.stores import StoreWriter, direct_files, open_store, shard_writing
+from hookline._errors import RunWriteError
+from hookline.stores import StoreWriter, direct_files, open_store
 from hookline.stores.direct_files import DirectFile
-from hookline.stores.places import LocalPlace
-
-BLOCK = 4096
 
 
 @pytest.fixture
 def small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small shards too grow on the disk, by a thread."""
-    monkeypatch.setattr(direct_files, "_STAGE", 2 * BLOCK)
-    monkeypatch.setattr(shard_writing, "_ROOM", 2 * BLOCK)
-
-
-def write_groups(
-    where: Path, begin: int, end: int, *, each: int = 160, groups: int = 3, **options: Any
-) -> None:
-    """Write samples in groups, and so many groups in a shard that these are of several stages."""
-    with StoreWriter(where, group_bytes=1, **options) as writer:
-        for number, at in enumerate(range(begin, end, each)):
-            ids = range(at, min(at + each, end))
-            writer.add(ids, make_values(ids))
-            if number % groups == groups - 1:
-                writer.finish_shard()
+    use_small_stages(monkeypatch)
 
 
 def find_missing(where: Path, end: int) -> list[int]:
@@ -77,7 +70,7 @@ def test_full_disk_is_said_and_the_same_is_run_again(
             patch.setattr(Path, "replace", refuse(errno.ENOSPC, Path.replace, at))
         else:
             target = refuse(errno.ENOSPC, getattr(os, function), at)
-            patch.setattr(direct_files.os, function, target)
+            patch.setattr(os, function, target)
         with pytest.raises(RunWriteError) as caught:
             write_groups(tmp_path, 960, 9600)
     assert re.fullmatch(
@@ -120,10 +113,9 @@ def test_writer_that_goes_on_after_a_full_disk_says_nothing_untrue(
     """What was lost is not in the lines of the shards that came after."""
     writer = StoreWriter(tmp_path, group_bytes=1)
     with monkeypatch.context() as patch:
-        patch.setattr(direct_files.os, "pwrite", refuse(errno.ENOSPC, os.pwrite, 2))
+        patch.setattr(os, "pwrite", refuse(errno.ENOSPC, os.pwrite, 2))
         with pytest.raises(RunWriteError):
-            for at in range(0, 9600, 160):
-                writer.add(range(at, at + 160), make_values(range(at, at + 160)))
+            add_groups(writer, 0, 9600)
     writer.add(range(9600, 9616), make_values(range(9600, 9616)))
     writer.close()
     assert writer.find_done().tolist() == list(range(9600, 9616))
@@ -147,20 +139,6 @@ def test_index_that_cannot_be_written_costs_no_shard(
     check_folder(tmp_path, range(8))
 
 
-def _fork(work: Callable[[], None]) -> int:
-    """Do something in a process of its own; give the code that it ended with."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
 @pytest.mark.parametrize("limit", [3 * BLOCK, 5 * BLOCK + 1000, 8 * BLOCK - 8])
 @pytest.mark.usefixtures("small_stages")
 def test_file_that_may_not_grow_is_discarded(tmp_path: Path, limit: int) -> None:
@@ -176,7 +154,7 @@ def test_file_that_may_not_grow_is_discarded(tmp_path: Path, limit: int) -> None
         except RunWriteError as error:
             message.write_text(str(error))
 
-    assert _fork(write) == 0
+    assert fork(write) == 0
     assert f"`{tmp_path}` cannot be written: File too large" in message.read_text()
     check_folder(tmp_path, range(16))
     write_samples(tmp_path, range(9600), each=960)
@@ -248,7 +226,7 @@ def test_file_system_without_direct_writes_is_written_through_its_cache(
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return wanted(path, flags, *given)
 
-    monkeypatch.setattr(direct_files.os, "open", work)
+    monkeypatch.setattr(os, "open", work)
     check_direct_file(tmp_path / "file", size)
     assert len(flags_seen) == (2 if size >= 2 * BLOCK else 0)
 
@@ -267,7 +245,7 @@ def test_file_system_that_refuses_direct_writes_late_is_written_through_its_cach
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return wanted(handle, data, at)
 
-    monkeypatch.setattr(direct_files.os, "pwrite", work)
+    monkeypatch.setattr(os, "pwrite", work)
     check_direct_file(tmp_path / "file", size)
 
 
@@ -287,7 +265,7 @@ def test_writes_that_end_early_are_gone_on_with(
             fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return wanted(handle, data[:most], at)
 
-    monkeypatch.setattr(direct_files.os, "pwrite", work)
+    monkeypatch.setattr(os, "pwrite", work)
     check_direct_file(tmp_path / "file", 100_000)
 
 
@@ -295,7 +273,7 @@ def test_writes_that_end_early_are_gone_on_with(
 def test_disk_that_takes_nothing_is_not_asked_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_files.os, "pwrite", lambda *_: 0)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
     with pytest.raises(RunWriteError, match="the disk took none of"):
         write_groups(tmp_path, 0, 9600)
 
@@ -310,7 +288,7 @@ def test_stage_is_not_filled_while_it_is_written(
         time.sleep(0.02)
         return wanted(handle, data, at)
 
-    monkeypatch.setattr(direct_files.os, "pwrite", work)
+    monkeypatch.setattr(os, "pwrite", work)
     check_direct_file(tmp_path / "file", 100_000)
 
 
@@ -340,7 +318,7 @@ def test_file_that_failed_is_never_finished(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return wanted(*given)
 
-    monkeypatch.setattr(direct_files.os, "pwrite", work)
+    monkeypatch.setattr(os, "pwrite", work)
     before = count_open()
     file = DirectFile(tmp_path / "file", 2 * BLOCK)
     with pytest.raises(OSError, match="No space"):
@@ -364,8 +342,10 @@ def test_file_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
 
 
 def count_open() -> tuple[int, int]:
-    """Give how many descriptors this process has open, and how many threads."""
-    return len(os.listdir("/proc/self/fd")), threading.active_count()
+    """Give how many descriptors this process has open, and how many of its threads write."""
+    names = [one.name for one in threading.enumerate()]
+    writing = [one for one in names if one.startswith(("hookline-write", "hookline-store"))]
+    return len(list(Path("/proc/self/fd").iterdir())), len(writing)
 
 
 def count_maps() -> int:
@@ -397,74 +377,13 @@ def test_shards_that_fail_leave_nothing_open(
     target = refuse(errno.ENOSPC, getattr(os, function), 1)
     for _ in range(20):
         with monkeypatch.context() as patch:
-            patch.setattr(direct_files.os, function, target)
+            patch.setattr(os, function, target)
             with pytest.raises(RunWriteError):
                 write_groups(tmp_path, 480, 1440)
     assert count_open() == before
     gc.collect()  # an error holds frames that hold a stage
     assert count_maps() == maps
     check_folder(tmp_path, range(480))
-
-
-def test_interrupt_keeps_what_came_until_then(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path) as writer:
-        for at in range(0, 100, 4):
-            writer.add(range(at, at + 4), make_values(range(at, at + 4)))
-            if at == 40:
-                raise KeyboardInterrupt
-    check_folder(tmp_path, range(44))
-
-
-@pytest.mark.parametrize(
-    ("owner", "function"),
-    [(os, "pwrite"), (os, "fsync"), (LocalPlace, "take"), (LocalPlace, "append_line")],
-)
-@pytest.mark.usefixtures("small_stages")
-def test_interrupt_while_a_shard_is_written_keeps_what_came_until_then(
-    tmp_path: Path, owner: Any, function: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C finds the process waiting for its disk, most of the time."""
-    wanted, calls = getattr(owner, function), []
-
-    def work(*given: Any) -> Any:
-        calls.append(given)
-        if len(calls) in (4, 9):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            time.sleep(0.1)
-        return wanted(*given)
-
-    monkeypatch.setattr(owner, function, work)
-    given = 0
-    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path, group_bytes=1) as writer:
-        for at in range(0, 96_000, 160):
-            given = at + 160
-            writer.add(range(at, given), make_values(range(at, given)))
-            if not given % 480:
-                writer.finish_shard()
-    assert 0 < given < 96_000
-    check_folder(tmp_path, range(given))
-
-
-def test_interrupts_at_random_moments_keep_what_came(tmp_path: Path) -> None:
-    for number in range(20):
-        folder = tmp_path / str(number)
-        done = 0
-        timer = threading.Timer(
-            0.002 * (number + 1),
-            lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT),
-        )
-        with pytest.raises(KeyboardInterrupt), StoreWriter(folder, group_bytes=1) as writer:
-            timer.start()
-            while True:
-                writer.add([done], {"mlp": make_row(done)[None]})
-                done += 1
-                if not done % 5:
-                    writer.finish_shard()
-        timer.join()
-        held = open_store(folder).ids.tolist() if (folder / "store.json").exists() else []
-        # The last one may have been taken when the signal came, and `done` not yet counted up.
-        assert held in (list(range(done)), list(range(done + 1)))
-        assert not list(folder.glob("shards/.*"))
 
 
 def test_error_that_cannot_be_helped_keeps_the_groups_before_it(
@@ -491,39 +410,17 @@ def test_error_that_cannot_be_helped_keeps_the_groups_before_it(
 def test_failure_at_the_end_is_noted_at_the_error_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_files.os, "fsync", refuse(errno.ENOSPC, os.fsync, 2))
-    with pytest.raises(ZeroDivisionError) as caught, StoreWriter(tmp_path) as writer:
-        writer.add(range(4), make_values(range(4)))
-        1 / 0  # noqa: B018 - the error is what is wanted
+    monkeypatch.setattr(os, "fsync", refuse(errno.ENOSPC, os.fsync, 2))
+
+    def work() -> None:
+        with StoreWriter(tmp_path) as writer:
+            writer.add(range(4), make_values(range(4)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        work()
     (note,) = caught.value.__notes__
     assert note.startswith(f"What came last is not in `{tmp_path}`: `{tmp_path}` cannot be written")
-
-
-def test_forked_child_leaves_the_writer_to_its_parent(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-
-    class Leaving(Exception):
-        pass
-
-    with StoreWriter(tmp_path / "store", group_bytes=1) as writer:
-        writer.add(range(4), make_values(range(4)))
-
-        def leave() -> None:
-            try:
-                with writer:
-                    try:
-                        writer.add(range(4, 8), make_values(range(4, 8)))
-                    except StoreError as error:
-                        told.write_text(str(error))
-                    raise Leaving
-            except Leaving:
-                pass
-
-        assert _fork(leave) == 0
-        assert "belongs to the process that this one was forked from" in told.read_text()
-        assert not (tmp_path / "store" / "index").exists()
-        writer.add(range(8, 12), make_values(range(8, 12)))
-    check_folder(tmp_path / "store", [*range(4), *range(8, 12)])
 
 
 def test_slow_small_samples_do_not_wait_for_a_whole_group(

@@ -91,6 +91,9 @@ def parallelize(model: Net, world: int, *, is_local: bool) -> None:
         parallelize_module(block, mesh, plan)
 
 
+KINDS = ["fsdp2", "local outputs", "DTensor outputs"]
+
+
 def train_spread(kind: str, folder: str, world: int, rank: int) -> Any:
     """Train a model spread over the ranks, plainly and watched."""
     found = {}
@@ -104,6 +107,22 @@ def train_spread(kind: str, folder: str, world: int, rank: int) -> Any:
         found[name], notes = train(model, batches, where)
         found["notes"] = notes
     return found
+
+
+def train_all(folder: str, world: int, rank: int) -> Any:
+    """Train every kind of model; starting processes takes longer than that."""
+    found = {kind: train_spread(kind, f"{folder}/{kind}", world, rank) for kind in KINDS}
+    found["pipeline"] = train_stage(f"{folder}/pipeline", world, rank)
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Path, int]:
+    """Give what each rank found, where the runs are, and how many ranks there are."""
+    folder, world = tmp_path_factory.mktemp("ranks"), request.param
+    return run_on_ranks(partial(train_all, str(folder), world), folder, world), folder, world
 
 
 @pytest.fixture(scope="module")
@@ -121,17 +140,13 @@ SITES = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("kind", ["fsdp2", "local outputs", "DTensor outputs"])
-def test_ranks_together_measure_the_whole_model(
-    kind: str, world: int, expected: hl.Run, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    ranks = run_on_ranks(partial(train_spread, kind, str(folder), world), tmp_path, world)
-    for one in ranks:
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_together_measure_the_whole_model(kind: str, ranks: Any, expected: hl.Run) -> None:
+    found, folder, world = ranks
+    for one in (each[kind] for each in found):
         assert one["notes"] == []
         assert all(map(torch.equal, one["plain"], one["watched"]))
-    run = hl.open_run(folder)
+    run = hl.open_run(folder / kind)
     assert run.ranks == tuple(range(world))
     assert run.steps.tolist() == list(range(STEPS))
     names = {str(row["site"]) for row in run.sites()}
@@ -144,10 +159,8 @@ def test_ranks_together_measure_the_whole_model(
             assert mine == pytest.approx(theirs * factor, rel=2e-3, abs=2e-6), (site, stat)
 
 
-def test_what_is_sharded_is_counted_once(expected: hl.Run, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run_on_ranks(partial(train_spread, "fsdp2", str(folder), 2), tmp_path)
-    run = hl.open_run(folder)
+def test_what_is_sharded_is_counted_once(ranks: Any, expected: hl.Run) -> None:
+    run = hl.open_run(ranks[1] / "fsdp2")
     for site in ("blocks.0.up", "blocks.0.up.weight", "blocks.0.up.weight:grad"):
         counts = [one.series(site, "count").values.tolist() for one in (run, expected)]
         assert counts[0] == counts[1]
@@ -181,11 +194,10 @@ def train_stage(folder: str, world: int, rank: int) -> Any:
     return watched.notes
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_stages_of_a_pipeline_are_one_run(world: int, expected: hl.Run, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert run_on_ranks(partial(train_stage, str(folder), world), tmp_path, world) == [[]] * world
-    run = hl.open_run(folder)
+def test_stages_of_a_pipeline_are_one_run(ranks: Any, expected: hl.Run) -> None:
+    found, folder, world = ranks
+    assert [one["pipeline"] for one in found] == [[]] * world
+    run = hl.open_run(folder / "pipeline")
     assert run.ranks == tuple(range(world))
     names = {str(row["site"]) for row in run.sites()}
     assert {f"blocks.{number}.up:output" for number in range(4)} <= names
