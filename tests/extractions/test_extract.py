@@ -353,35 +353,45 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+class Same(nn.Module):
+    """Gives what it gets, and notes how much that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Identity()
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        out: Tensor = self.same(x)
+        return out
+
+
+def make_large(count: int, seen: list[int]) -> Iterator[Tensor]:
+    """Make samples of a MiB, and note the memory that is used after each."""
+    for number in range(count):
+        yield torch.full((1 << 18,), float(number))
+        seen.append(resident_bytes())
+
+
 def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc")
-
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.same = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            sizes.append(len(x))
-            out: Tensor = self.same(x)
-            return out
-
-    class Stream:
-        def __iter__(self) -> Iterator[Tensor]:
-            for number in range(600):
-                yield torch.full((1 << 18,), float(number))
-                seen.append(resident_bytes())
-
     seen: list[int] = []
-    sizes: list[int] = []
-    result = hl.extract(Rows(), Stream(), "same", tmp_path / "out", shard_bytes=64 << 20)
+    # Batches of one size: what waits for the model and for the disk is bounded by their number.
+    options: Any = {"shard_bytes": 64 << 20, "batch_size": 4}
+    result = hl.extract(Same(), make_large(600, seen), "same", tmp_path / "out", **options)
     assert result.advance.bytes == 600 << 20
     store = result.open()
     assert [int(store["same"][at][7]) for at in (0, 300, 599)] == [0, 300, 599]
     shutil.rmtree(tmp_path / "out")
     assert max(seen[300:]) - max(seen[:300]) < 100 << 20
-    assert max(sizes) <= 64  # a few of these wait for the model, and for the disk
+
+
+def test_batches_of_large_samples_stay_small(tmp_path: Path) -> None:
+    model = Same()
+    hl.extract(model, make_large(200, []), "same", tmp_path / "out")
+    assert max(model.sizes) <= 64  # a few of these wait for the model, and for the disk
 
 
 def test_a_size_of_batches_is_found(tmp_path: Path) -> None:

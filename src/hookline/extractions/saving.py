@@ -11,7 +11,7 @@ from hookline.extractions.running import Made, bytes_of
 from hookline.extractions.wanted import Ids
 from hookline.stores.writing import StoreWriter
 
-_AHEAD = 4
+_AHEAD = 2
 """Batches that wait for the disk; the model waits when there are more."""
 
 
