@@ -16,7 +16,7 @@ from hookline import _errors as errors
 from hookline.stores import Store, StoreWriter, exporting, layout, open_store
 
 KINDS = {
-    **{name: name for name in layout._KINDS},
+    **{name: name for name in layout.DTYPES},
     "float16": "halffloat",
     "float32": "float",
     "float64": "double",
@@ -43,7 +43,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_of_each_dtype(folder: Path) -> tuple[Store, dict[str, Tensor]]:
     """Make a store with a column of each dtype."""
     values = {}
-    for name in layout._KINDS:
+    for name in layout.DTYPES:
         dtype = getattr(torch, name)
         values[name] = torch.tensor([0.0, 1.0, 1.5, 3.0]).to(dtype)
     with StoreWriter(folder) as writer:

@@ -18,7 +18,7 @@ from torch import Tensor
 from hookline import _errors as errors
 from hookline.stores import StoreWriter, layout, open_store, shard_writing
 
-DTYPES = [getattr(torch, name) for name in layout._KINDS]
+DTYPES = [getattr(torch, name) for name in layout.DTYPES]
 
 
 def make_values(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -79,10 +79,15 @@ def _to_numbers(value: Any) -> Any:
 
 def write_document(path: Path, facts: Mapping[str, Any]) -> None:
     """Write a JSON file so that a reader sees the old one or the new one."""
+    replace_file(path, (to_json(facts, indent=2) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file so that a reader sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(to_json(facts, indent=2) + "\n")
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from hookline._errors import NewerRun, StoreError
+from hookline.runs.dump_files import DTYPES
 
 VERSION = 1
 ABOUT = "store.json"
@@ -41,35 +42,17 @@ ALIGNMENT = 64
 """Tensors begin at multiples of so many bytes, so that they can be used where they lie."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
-_KINDS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "complex64": "C64",
-}
-_DTYPES = {kind: getattr(torch, name) for name, kind in _KINDS.items()}
+_DTYPES = {kind: getattr(torch, name) for name, kind in DTYPES.items()}
 
 
 def name_dtype(dtype: torch.dtype) -> str:
     """Give what the format of safetensors calls a dtype."""
     name = str(dtype).removeprefix("torch.")
-    if name not in _KINDS:
+    if name not in DTYPES:
         raise StoreError(
-            f"a store cannot hold `{name}`: convert the values, to one of {', '.join(_KINDS)}"
+            f"a store cannot hold `{name}`: convert the values, to one of {', '.join(DTYPES)}"
         )
-    return _KINDS[name]
+    return DTYPES[name]
 
 
 def find_dtype(kind: str) -> torch.dtype:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hookline._errors import RunWriteError, StoreError
+from hookline.runs.documents import replace_file
 from hookline.stores.direct_files import sync_folder
 
 _T = TypeVar("_T")
@@ -129,19 +130,9 @@ class LocalPlace(Place):
 
     def write(self, name: str, data: bytes) -> None:
         path = self.local / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with telling_of(self.name):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
+            replace_file(path, data)
             sync_folder(path.parent)
 
     def append_line(self, name: str, line: str) -> None:
