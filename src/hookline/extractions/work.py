@@ -94,7 +94,8 @@ class Work:
             told = "; ".join(f"{key}: {there.get(key)} there, {mine[key]} now" for key in other)
             raise StoreError(
                 f"`{place}` holds another extraction ({told}). Name another folder, or "
-                "replace it with overwrite=True. A model of random weights needs a seed to be the same"
+                "replace it with overwrite=True. A model of random weights needs a seed to be "
+                "the same"
             )
 
     def run(
