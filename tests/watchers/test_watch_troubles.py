@@ -7,6 +7,9 @@ import io
 import math
 import os
 import pickle
+import threading
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +404,30 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     assert is_clean(model)
     assert is_torch_as_before()
     assert hl.open_run(tmp_path / "run").status == "finished"
+
+
+def test_a_warning_is_not_lost_where_the_training_ignores_others_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_quiet = threading.Event()
+
+    def fail(self: RunWriter, step: Any) -> None:
+        is_quiet.wait(30)
+        raise hl.RunWriteError("the disk is gone")
+
+    monkeypatch.setattr(RunWriter, "write", fail)
+    model, optimizer = make()
+    watched = hl.watch(model, tmp_path / "run")
+    with pytest.warns(hl.HooklineWarning, match="the disk is gone"):
+        for batch in batches(3, 3):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        with warnings.catch_warnings():  # as torch does: it holds for the whole process
+            warnings.simplefilter("ignore")
+            is_quiet.set()
+            deadline = time.monotonic() + 30
+            while not watched.notes and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert "the disk is gone" in watched.notes[0]
+        watched.close()

@@ -110,6 +110,10 @@ class Delivery:
         """Keep a dump whose tensors are all written."""
         self._worker.put(lambda: self._store(lambda one: one.finish_dump(name, file, facts)))
 
+    def speak(self) -> None:
+        """Warn of what has gone wrong meanwhile: for the thread that trains."""
+        self._worker.speak()
+
     def flush(self) -> bool:
         """Wait until all that was taken is kept; tell whether it is."""
         return self._worker.flush()

@@ -277,6 +277,7 @@ class Steps:
             return
         if self._recorder.has_given_up:
             self.is_running = False
+            self._delivery.speak()
             self._abandon()
             self._recorder.guard.raise_failure()
         elif self.is_complete:

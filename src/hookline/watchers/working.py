@@ -7,11 +7,13 @@ import queue
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
 
 from hookline._errors import HooklineWarning
 
 _FLUSH_POLL = 0.5
+_own = threading.local()
 
 
 class Worker:
@@ -24,6 +26,8 @@ class Worker:
         self._process = os.getpid()
         self.failure: BaseException | None = None
         """What ended the work before its time."""
+        self.unsaid: deque[str] = deque()
+        """What jobs had to say and nobody was told yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -44,12 +48,14 @@ class Worker:
 
     def put(self, job: Callable[[], None]) -> None:
         """Add a job; returns at once."""
+        self.speak()
         if self.is_here and self.failure is None:
             self._jobs.put(job)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until every job so far is done; tell whether it is."""
         if not self.is_here or not self._thread.is_alive():
+            self.speak()
             return self.failure is None
         done = threading.Event()
         self._jobs.put(done)
@@ -58,6 +64,7 @@ class Worker:
             waited += _FLUSH_POLL
             if not self._thread.is_alive() or (timeout is not None and waited >= timeout):
                 break
+        self.speak()
         return done.is_set() and self.failure is None
 
     def stop(self) -> None:
@@ -66,8 +73,15 @@ class Worker:
             self._jobs.put(None)
             if not self.is_current:
                 self._thread.join()
+        self.speak()
+
+    def speak(self) -> None:
+        """Say what jobs had to say, unless this is their thread: see `say`."""
+        while self.unsaid and self.is_here and not self.is_current:
+            say(self.unsaid.popleft())
 
     def _run(self) -> None:
+        _own.worker = self
         while (job := self._jobs.get()) is not None:
             if isinstance(job, threading.Event):
                 job.set()
@@ -80,7 +94,15 @@ class Worker:
 
 
 def say(message: str) -> None:
-    """Warn, in a way that cannot end a training run, also where warnings are errors."""
+    """Warn, in a way that cannot end a training run, also where warnings are errors.
+
+    A job's words wait for the thread that trains. Which warnings are shown is a setting of the
+    whole process, and what another thread ignores for a moment would be lost meanwhile.
+    """
+    worker: Worker | None = getattr(_own, "worker", None)
+    if worker is not None:
+        worker.unsaid.append(message)
+        return
     try:
         warnings.warn(message, HooklineWarning, stacklevel=2)
     except HooklineWarning:
