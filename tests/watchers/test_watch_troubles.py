@@ -418,7 +418,8 @@ def test_a_warning_is_not_lost_where_the_training_ignores_others_for_a_moment(
     monkeypatch.setattr(RunWriter, "write", fail)
     model, optimizer = make()
     watched = hl.watch(model, tmp_path / "run")
-    with pytest.warns(hl.HooklineWarning, match="the disk is gone"):
+
+    def train_on() -> None:
         for batch in batches(3, 3):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
@@ -431,3 +432,6 @@ def test_a_warning_is_not_lost_where_the_training_ignores_others_for_a_moment(
                 time.sleep(0.01)
             assert "the disk is gone" in watched.notes[0]
         watched.close()
+
+    with pytest.warns(hl.HooklineWarning, match="the disk is gone"):
+        train_on()
