@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=2.0, help="how much is written")
     parser.add_argument("--folder", type=Path, help="on the disk that is meant")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hookline-", dir=options.folder))
     try:
@@ -90,22 +90,35 @@ def measure_writing(folder: Path, batches: int, rounds: int) -> Table:
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds):
-        for name, write in ways.items():
+        for name in in_turn(list(ways), turn):
             path = folder / f"{name.split()[0]}-{turn}"
+            os.sync()  # what was removed before is not this one's work
             begun = time.perf_counter()
-            write(path, data)
+            ways[name](path, data)
             rates[name].append(size / (time.perf_counter() - begun))
             if name != "hookline" or turn < rounds - 1:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             else:
                 path.rename(folder / "store")
     table = Table(f"Writing {size:.3g} GiB of bfloat16", ["way", "GiB/s", "x write()", "target"])
-    plain = statistics.median(rates["write() and fsync"])
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        mark = judge_least(rate / plain, 1) if name == "hookline" else ""
-        table.rows.append([name, f"{rate:.2f}", f"{rate / plain:.2f}", mark])
+    table.rows = compare(rates, "hookline", 1)
     return table
+
+
+def in_turn(names: list[str], turn: int) -> list[str]:
+    """Give who is measured in which order: each is the first one at times."""
+    return names[turn % len(names) :] + names[: turn % len(names)]
+
+
+def compare(rates: dict[str, list[float]], judged: str, least: float) -> list[list[str]]:
+    """Give rows of rates, and of what they are of the first one's in the same turn."""
+    plain = next(iter(rates.values()))
+    rows = []
+    for name, found in rates.items():
+        share = statistics.median(one / other for one, other in zip(found, plain, strict=True))
+        mark = judge_least(share, least) if name == judged else ""
+        rows.append([name, f"{statistics.median(found):.2f}", f"{share:.2f}", mark])
+    return rows
 
 
 def forget(folder: Path) -> None:
@@ -120,30 +133,33 @@ def forget(folder: Path) -> None:
 def measure_reading(folder: Path, batches: int, rounds: int) -> Table:
     """Add up all bytes, from a memory map of the files and from the store."""
     size = batches * BATCH * WIDTH * 2 / 2**30
-    rates: dict[str, list[float]] = {"memory map": [], "hookline": []}
-    for _ in range(rounds):
-        forget(folder)
-        begun = time.perf_counter()
-        for path in sorted((folder / "store" / "shards").iterdir()):
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                whole = torch.frombuffer(mapped, dtype=torch.int64, count=len(mapped) // 8)
-                for part in whole.split(1 << 21):
-                    part.sum()
-        rates["memory map"].append(size / (time.perf_counter() - begun))
-        forget(folder)
-        begun = time.perf_counter()
-        for batch in open_store(folder / "store")["x"].batches(2048):
-            batch.view(torch.int64).sum()
-        rates["hookline"].append(size / (time.perf_counter() - begun))
+    ways = {"memory map": read_mapped, "hookline": read_store}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name in in_turn(list(ways), turn):
+            forget(folder)
+            begun = time.perf_counter()
+            ways[name](folder / "store")
+            rates[name].append(size / (time.perf_counter() - begun))
     table = Table("Reading all of it, cold", ["way", "GiB/s", "x memory map", "target"])
-    plain = statistics.median(rates["memory map"])
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        share = rate / plain
-        mark = judge_least(share, 0.85) if name == "hookline" else ""
-        table.rows.append([name, f"{rate:.2f}", f"{share:.2f}", mark])
+    table.rows = compare(rates, "hookline", 0.85)
     return table
+
+
+def read_mapped(store: Path) -> None:
+    """Add up the bytes of all files."""
+    for path in sorted((store / "shards").iterdir()):
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            whole = torch.frombuffer(mapped, dtype=torch.int64, count=len(mapped) // 8)
+            for part in whole.split(1 << 21):
+                part.sum()
+
+
+def read_store(store: Path) -> None:
+    """Add up all rows."""
+    for batch in open_store(store)["x"].batches(2048):
+        batch.view(torch.int64).sum()
 
 
 def measure_rows(folder: Path, batches: int, rounds: int) -> Table:
