@@ -332,3 +332,51 @@ def count_recompile_limits() -> int:
         return 0
     reasons = known.counters["unimplemented"] + known.counters["graph_break"]
     return sum(count for text, count in reasons.items() if "recompile limit" in text)
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Tell whether `fully_shard` was applied to a model or to modules of it."""
+    return any(map(_is_sharded, model.modules()))
+
+
+def own_class(model: nn.Module) -> type[nn.Module]:
+    """Give the class of a model as it was before `fully_shard` put one before it."""
+    kinds = type(model).__mro__
+    return kinds[getattr(model, "_orig_cls_mro_index", 2) if _is_sharded(model) else 0]
+
+
+def reset_sharding(model: nn.Module) -> None:
+    """Have what `fully_shard` was applied to as before a forward, after one that did not end."""
+    for module in _sharded_roots(model):
+        if hasattr(module, "reset_iter_state"):
+            module.reset_iter_state()
+        else:
+            _reset_older_sharding(module._get_fsdp_state())
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    known = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return known is not None and isinstance(module, known)
+
+
+def _sharded_roots(model: nn.Module) -> list[Any]:
+    """Give the modules whose forward came first, of those that are sharded; none before it."""
+    found: list[Any] = [one for one in model.modules() if _is_sharded(one)]
+    return [one for one in found if one._get_fsdp_state()._is_root]
+
+
+def _reset_older_sharding(root: Any) -> None:
+    """Do what torch 2.13 has a method for."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    root._comm_ctx.all_gather_state = None
+    root._comm_ctx.post_forward_order.clear()
+    for state in root._state_ctx.all_states:
+        state._training_state = TrainingState.IDLE
+        group = state._fsdp_param_group
+        if group is not None:
+            group._post_forward_indices.clear()
+            group._training_state = TrainingState.IDLE
+            group.wait_for_unshard()  # of what was fetched ahead
+            group.reshard()
+    root._state_ctx.iter_forward_root = None

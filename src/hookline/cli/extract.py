@@ -130,6 +130,7 @@ def extract_features(config: Path | None, dry_run: bool, quiet: bool, **given: A
 def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
     from hookline import extract
     from hookline.cli.loading import load_model
+    from hookline.extractions.teams import is_spread
     from hookline.watchers.describing import read_rank
 
     engine = read_engine(options)
@@ -168,12 +169,15 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
             engine=engine,
             on_progress=tell,
         )
+    rank, world = read_rank()
+    if rank and engine == "local" and is_spread(model):
+        return  # all ranks did the same, and the first of them says so
     click.echo(str(result))
     for id, why in list(result.failed.items())[:_NAMED]:
         click.echo(f"  skipped sample {id}: {why}", err=True)
     if len(result.failed) > _NAMED:
         click.echo(f"  and {len(result.failed) - _NAMED:,} others", err=True)
-    if result.failed and read_rank()[1] == 1:
+    if result.failed and world == 1:
         raise SystemExit(1)
 
 

@@ -1,6 +1,8 @@
 """Activations of a whole data set: its samples through a model, what is kept of them into a store.
 
     extract.py          `hl.extract`
+    local_engine.py     by this process, alone or as one of several ranks
+    teams.py            ranks that hold one model together, and run the same batches
     work.py             one extraction in one process
     features.py         `hl.AddFeatures`: activations as columns of batches of others
     ray_engine.py       the same by a pool of actors of Ray

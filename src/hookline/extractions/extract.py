@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hookline.extractions.advancing import Advance, Extraction
+from hookline.extractions.local_engine import Job, extract_here
 from hookline.extractions.ray_engine import Plan, RayCluster, extract_with_ray
 from hookline.extractions.selecting import Reduce
 from hookline.extractions.sites import SiteChoice, Sites
-from hookline.extractions.sources import open_source
 from hookline.extractions.work import OnError, Work, remove_store
-from hookline.stores import StoreWriter
 from hookline.watchers.describing import read_rank
 
 Engine = Literal["local", "ray"] | RayCluster
@@ -49,7 +49,9 @@ def extract(
         hl.open_store("features")["layers.20"][:100]
 
     Run again after whatever stopped it, it goes on where it was. Started by torchrun, every rank
-    takes its share of the samples. A sample's number is its position in the data.
+    takes its share of the samples; where ranks hold one model together (`fully_shard`, tensor
+    parallel), they run the same batches and the first of them writes. A sample's number is its
+    position in the data.
 
     Args:
         model: any `nn.Module`; it evaluates, without gradients, and ends after the last site.
@@ -101,14 +103,10 @@ def extract(
         return extract_with_ray(plan, cluster, on_progress=on_progress)
     if not isinstance(model, nn.Module):
         model = model()
-    source, choice = open_source(data, column=column), SiteChoice(model, sites, reduce)
-    work = Work(model, source, choice, **options)
-    if dry_run:
-        return work.plan(out, is_new=overwrite)
-    name = "part" if world == 1 else f"rank{rank}"
-    writer = StoreWriter(out, name=name, facts=work.facts(), shard_bytes=shard_bytes)
-    work.check(writer.facts, writer.place.name)
-    return work.run(writer, on_error=on_error, on_progress=on_progress, rank=rank, world=world)
+    choice = SiteChoice(model, sites, reduce)
+    job = Job(model, choice, data, column, out, options, shard_bytes, on_error, on_progress)
+    foresee = partial(Work.plan, out=out, is_new=overwrite) if dry_run else None
+    return extract_here(job, plan=foresee)
 
 
 def _make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hookline import _trees
 from hookline._errors import HooklineWarning, OutOfMemory, StoreError
+from hookline._torch import is_fully_sharded, reset_sharding
 from hookline.captures.capture import capture
 from hookline.captures.shortage import is_out_of_memory
 from hookline.captures.transfers import Transfer, Transfers, can_travel
@@ -20,6 +21,7 @@ from hookline.extractions.collating import call_with, move, size_of, split
 from hookline.extractions.samples import SampleError
 from hookline.extractions.selecting import Ragged, find_mask, select_rows
 from hookline.extractions.sites import SiteChoice
+from hookline.extractions.teams import Team, is_spread
 from hookline.extractions.wanted import Ids
 
 _ROOM = "CUBLAS_WORKSPACE_CONFIG"
@@ -70,14 +72,17 @@ class Runner:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         is_alone: bool = False,
+        team: Team | None = None,
     ) -> None:
         self._model = model
         self._choice = choice
         self._device = choose_device(device) or _find_device(model)
         self._dtype = dtype
         self._is_alone = is_alone
+        self._team = team
+        self._is_sharded = is_fully_sharded(model)
         # Which visit a forward that stops sees last depends on what else it waits for.
-        self._capture = capture(model, *choice.where, visits=0, stop=True)
+        self._capture = capture(model, *choice.where, visits=0, stop=True, full=is_spread(model))
         self._takes_mask = _takes(model, "attention_mask")
         self._transfers = Transfers()
         self.most: int | None = None
@@ -92,27 +97,41 @@ class Runner:
         if part is not None and count > part:
             yield from self._run_parts(ids, batch, part)
             return
-        try:
-            made = self._forward(ids, batch)
-        except (StoreError, HooklineWarning):
-            raise  # it says what was asked for wrongly, whatever the sample
-        except Exception as error:
-            is_full = is_out_of_memory(error) or isinstance(error, OutOfMemory)
-            if isinstance(error, torch.AcceleratorError) and not is_full:
-                raise  # the device takes no further work, whatever the sample
-            if count == 1:
-                yield Failed(int(ids[0]), error)
-                return
-            del error
-        else:
+        made, error = self._try(ids, batch)
+        if made is not None:
             yield made
             return
-        # Outside of the handler: until it is left, the error holds what the forward had.
+        assert error is not None
+        if isinstance(error, (StoreError, HooklineWarning)):
+            raise error  # it says what was asked for wrongly, whatever the sample
+        is_full = is_out_of_memory(error) or isinstance(error, OutOfMemory)
+        if isinstance(error, torch.AcceleratorError) and not is_full:
+            raise error  # the device takes no further work, whatever the sample
+        if count == 1:
+            yield Failed(int(ids[0]), error)
+            return
+        del error  # it holds what the forward had
         if is_full:
             self.most = count // 2
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         yield from self._run_parts(ids, batch, count // 2)
+
+    def _try(self, ids: Ids, batch: Any) -> tuple[Made | None, Exception | None]:
+        """Run a batch once; give what came of it, or what kept it from that, on any rank."""
+        made: Made | None = None
+        error: Exception | None = None
+        try:
+            made = self._forward(ids, batch)
+        except Exception as found:
+            error = found
+        is_lost = isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+        if self._team is not None and not is_lost:
+            error = self._team.agree(error)
+        try:
+            return (made, None) if error is None else (None, error)
+        finally:
+            del error
 
     def _run_parts(self, ids: Ids, batch: Any, size: int) -> Iterator[Made | Failed]:
         while len(ids) > size:
@@ -131,8 +150,12 @@ class Runner:
         args, kwargs = call_with(move(batch, self._device))
         if not self._takes_mask:
             kwargs.pop("attention_mask", None)
-        with torch.no_grad(), self._capture as got:
-            self._model(*args, **kwargs)
+        try:
+            with torch.no_grad(), self._capture as got:
+                self._model(*args, **kwargs)
+        finally:
+            if self._is_sharded:
+                reset_sharding(self._model)
         values: dict[str, Tensor | list[Tensor]] = {}
         travels: list[Transfer] = []
         with torch.no_grad():

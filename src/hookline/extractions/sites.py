@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookline._torch import own_class
 from hookline.addresses import ModuleTree, resolve
+from hookline.captures.spreading import gather
 from hookline.extractions.selecting import Reduce, check_reduce, name_reduce
 
 Sites = str | Iterable[str] | Mapping[str, Reduce]
@@ -53,7 +55,10 @@ class SiteChoice:
 
 
 def name_model(model: nn.Module) -> dict[str, Any]:
-    """Say which model it is, by what is quick to find out."""
+    """Say which model it is, by what is quick to find out; spread over ranks, it is the same one.
+
+    Of such a model every rank has to ask.
+    """
     import hashlib
 
     # Compiled, it is the same model.
@@ -65,7 +70,8 @@ def name_model(model: nn.Module) -> dict[str, Any]:
         digest.update(f"{plain} {tensor.dtype} {list(tensor.shape)}".encode())
         count += tensor.numel()
         digest.update(_probe(tensor))
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    own = own_class(model)
+    kind = f"{own.__module__}.{own.__qualname__}"
     return {"class": kind, "numbers": count, "digest": digest.hexdigest()[:16]}
 
 
@@ -73,7 +79,10 @@ def _probe(tensor: Tensor) -> bytes:
     """Give some of a tensor's own numbers."""
     if tensor.is_meta or not tensor.numel():
         return b""
-    local = getattr(tensor, "_local_tensor", tensor).detach()
-    flat = local.flatten()
+    found: Any = tensor.detach()
+    mesh = getattr(found, "device_mesh", None)
+    if mesh is not None:  # parameters that rest on the host are gathered by devices
+        found = found.to(mesh.device_type)
+    flat = gather(found, is_full=True, keep_graph=False).flatten()
     some = flat[:: max(1, len(flat) // 8)][:9]
     return str(some.double().cpu().tolist() if not some.is_complex() else len(flat)).encode()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,12 @@ from hookline import _trees
 from hookline._errors import RunWriteError, StoreError
 from hookline.extractions.advancing import Advance, Estimate, Extraction, show_bytes
 from hookline.extractions.feeding import Batch, Feed
-from hookline.extractions.running import Failed, ModelFailed, Runner, bytes_of, evaluating
+from hookline.extractions.running import Failed, Made, ModelFailed, Runner, bytes_of, evaluating
 from hookline.extractions.samples import SampleError, Source
 from hookline.extractions.saving import Saver
 from hookline.extractions.sites import SiteChoice, name_model
 from hookline.extractions.sizing import BatchSize
+from hookline.extractions.teams import Team
 from hookline.extractions.wanted import Ids, Wanted
 from hookline.stores import StoreWriter
 from hookline.stores.indexing import find_done, read_about
@@ -33,6 +35,9 @@ OnError = Literal["stop", "skip"]
 _TELL_EVERY = 0.5
 _TRIED = 3
 """Batches that an estimate is made from, besides one to warm up."""
+
+_SHARED = 8
+"""Samples of a batch of ranks that hold the model together, unless given."""
 
 _SAME = ("sites", "model", "data", "dtype", "prepare", "deterministic")
 """What has to be the same when an extraction goes on."""
@@ -54,8 +59,17 @@ class Work:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
+        team: Team | None = None,
+        named: Mapping[str, Any] | None = None,
     ) -> None:
+        """Take what `hl.extract` takes; `named` is what the model is called, once that is known.
+
+        Of a team, this is the work of the first rank.
+        """
         self._model, self._source, self._choice = model, source, choice
+        self._team, self._named = team, named
+        if team is not None and batch_size is None:
+            batch_size = _SHARED  # how fast a batch is, or whether it fits, differs between ranks
         self._prepare, self._collate = prepare, collate
         # Alone in its batch, a sample is not filled up to the length of others.
         self._size = BatchSize(1 if is_deterministic and batch_size is None else batch_size)
@@ -77,9 +91,11 @@ class Work:
 
     def facts(self) -> dict[str, Any]:
         """Say what is extracted of what, so that a store can tell."""
+        if self._named is None:
+            self._named = name_model(self._model)
         return {
             "sites": self._choice.facts(),
-            "model": name_model(self._model),
+            "model": dict(self._named),
             "data": {"name": self._source.name, "fingerprint": self._source.fingerprint()},
             "dtype": None if self._dtype is None else name_dtype(self._dtype),
             "prepare": None if self._prepare is None else _name(self._prepare),
@@ -231,8 +247,12 @@ class Work:
             size = min(size, self._limit)
         return wanted.count(size)
 
-    def _feed(self, wanted: Wanted) -> Feed:
-        return Feed(self._source, wanted, self._size, prepare=self._prepare, join=self._collate)
+    @contextlib.contextmanager
+    def _feed(self, wanted: Wanted) -> Iterator[Iterator[Batch]]:
+        """Give the batches of samples; those of a team to all ranks."""
+        feed = Feed(self._source, wanted, self._size, prepare=self._prepare, join=self._collate)
+        with feed as batches:
+            yield batches if self._team is None else self._team.send(batches)
 
     def _runner(self) -> Runner:
         return Runner(
@@ -241,6 +261,7 @@ class Work:
             device=self._device,
             dtype=self._dtype,
             is_alone=self._is_deterministic,
+            team=self._team,
         )
 
     def _run_batch(
@@ -255,7 +276,10 @@ class Work:
         kept: Ids | None = None
         if self._source.is_batched:
             kept = wanted.within(int(batch.ids[0]), int(batch.ids[-1]) + 1)
-        for found in runner.run(batch.ids, batch.content):
+        made: Iterable[Made | Failed] = runner.run(batch.ids, batch.content)
+        if self._team is not None:
+            made = list(made)  # what fails from here on fails on this rank alone
+        for found in made:
             if isinstance(found, Failed):
                 if kept is None or found.id in kept:
                     self._fail(ModelFailed(found.id, found.error), on_error)
