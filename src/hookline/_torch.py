@@ -172,6 +172,91 @@ def at_end_of_backward(callback: Any) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def is_in_nested_backward() -> bool:
+    """Tell whether the backward under way was called by that of a function, inside of another.
+
+    As that of a reentrant checkpoint is; what is to run at its end runs before the other's end.
+    """
+    code = torch.autograd.function.BackwardCFunction.apply.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def will_accumulate(leaf: Tensor) -> bool:
+    """Tell whether the backward under way adds to the `.grad` of a leaf, or only gives it out."""
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    try:
+        will: bool = torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that `torch.autograd.grad` was asked for
+        return False
+    return will
+
+
+def count_ranks() -> int:
+    """Tell how many processes the default process group has; 0 where there is none."""
+    known: Any = sys.modules.get("torch.distributed")
+    if known is None or not known.is_available() or not known.is_initialized():
+        return 0
+    ranks: int = known.get_world_size()
+    return ranks
+
+
+def is_ddp(module: nn.Module) -> bool:
+    """Tell whether a module is a `DistributedDataParallel`."""
+    return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+def active_ddp() -> nn.Module | None:
+    """Give the `DistributedDataParallel` whose forward is under way; None outside of one."""
+    return nn.parallel.DistributedDataParallel._active_ddp_module
+
+
+def is_of_ddp(ddp: Any, parameter: Tensor) -> bool:
+    """Tell whether a `DistributedDataParallel` reduces the gradients of a parameter."""
+    return any(one is parameter for one in ddp._module_parameters)
+
+
+def will_reduce(ddp: Any) -> bool:
+    """Tell whether it reduces in the backward of its latest forward, which was in no `no_sync`."""
+    is_synchronised: bool = ddp.require_forward_param_sync
+    return is_synchronised
+
+
+def fsdp_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Give what `fully_shard` manages in a model: module, name of the parameter, who manages it."""
+    sharded: Any
+    for sharded in filter(_is_sharded, model.modules()):
+        state = sharded._get_fsdp_state()
+        # Torch 2.13 may have several groups at one module.
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            for one in () if group is None else group.fsdp_params:
+                info = one._module_info
+                yield info.module, info.param_name, one
+                shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+                yield from ((place, name, one) for place, name in shared)
+
+
+def sharded_of(manager: Any) -> Tensor:
+    """Give the part of a parameter that this rank has, as `fully_shard` keeps it."""
+    sharded: Tensor = manager.sharded_param
+    return sharded
+
+
+def whole_of(manager: Any) -> Tensor | None:
+    """Give the whole of it that forward and backward work with; None before the first forward."""
+    whole: Tensor | None = getattr(manager, "_unsharded_param", None)
+    return whole
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a DTensor."""
+    known = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return known is not None and isinstance(tensor, known)
+
+
 def unwrap_functorch(tensor: Tensor) -> Tensor:
     """Give the plain tensor behind `torch.func` wrappers, batch dimensions moved to the front."""
     while _is_wrapped(tensor):

@@ -10,7 +10,7 @@ from hookline._errors import AddressError
 from hookline.addresses import Address, format_leaf, parse, parse_leaf
 from hookline.addresses.pattern import escape, read_exact
 
-PORTS = "the ports are `input`, `output` and `grad`."
+PORTS = "the ports are `input`, `output`, `grad` and `local_grad`."
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ PORTS = "the ports are `input`, `output` and `grad`."
         ("a:output.gradient", Address("a", "output", ("gradient",))),
         ("a.weight:grad", Address("a.weight", "grad", (), True)),
         (":grad", Address("", "grad", (), True)),
+        ("a.weight:local_grad", Address("a.weight", "local_grad", (), True)),
         ("layers.*.mlp:input", Address("layers.*.mlp", "input")),
         (r"a\:b\*:input", Address(r"a\:b\*", "input")),
         (r"a\@b\/c", Address(r"a\@b\/c")),
@@ -50,6 +51,7 @@ PORTS = "the ports are `input`, `output` and `grad`."
         (r"re:(?:output)", Address("re:(?:output)")),
         ("re:a:", Address("re:a:")),
         (r"re:.*weight:grad", Address("re:.*weight", "grad", (), True)),
+        (r"re:.*weight:local_grad", Address("re:.*weight", "local_grad", (), True)),
     ],
 )
 def test_address_parses_into_parts(text: str, expected: Address) -> None:
@@ -62,8 +64,8 @@ def test_address_parses_into_parts(text: str, expected: Address) -> None:
     [
         ("a:outputs", 2, f"unknown port `outputs`; {PORTS} Nearest: `output`."),
         ("a:weight", 2, f"unknown port `weight`; {PORTS}"),
-        ("a:", 1, "a port follows `:`, one of `input`, `output` and `grad`"),
-        ("a:.x", 2, "a port follows `:`, one of `input`, `output` and `grad`"),
+        ("a:", 1, "a port follows `:`, one of `input`, `output`, `grad` and `local_grad`"),
+        ("a:.x", 2, "a port follows `:`, one of `input`, `output`, `grad` and `local_grad`"),
         ("a..b", 2, "a segment of the path is empty"),
         ("a.b.", 3, "a path does not end with a dot"),
         ("a.:input", 2, "a path does not end with a dot"),
@@ -132,6 +134,8 @@ def test_address_parses_into_parts(text: str, expected: Address) -> None:
         ("a@x y", 3, "after the name comes which one (`[0]`), a port (`:output`) or `:grad`"),
         ("a:grad.x", 6, "nothing follows `:grad`, the gradient of the whole"),
         ("a:grad.grad", 6, "nothing follows `:grad`, the gradient of the whole"),
+        ("a:local_grad[0]", 12, "nothing follows `:local_grad`, the gradient of the whole"),
+        ("a@x:local_grad", 3, "`:local_grad` is of parameters alone; write `:grad`"),
         (
             "a:output.grad.x",
             8,

@@ -53,6 +53,7 @@ def explain(selector: Selector, model: nn.Module | None = None) -> str:
         ("norm.output", "`norm:output`"),
         ("norm.input.grad", "`norm:input.grad`"),
         ("norm.weight.grad", "`norm.weight:grad`"),
+        ("norm.weight.local_grad", "`norm.weight:local_grad`"),
         ("norm.grad", "`norm:output.grad`, `norm:input.grad`"),
         ("output", "`:output`"),
         ("blok.*.atn.weigth", "`blocks.*.attn.weight`"),

@@ -57,6 +57,7 @@ def addresses(tree: ModuleTree, selector: Selector, **options: str) -> list[str]
         ("*", ["embed:output", "layers:output", "head:output"]),
         ("head.weight", ["head.weight"]),
         ("head.weight:grad", ["head.weight:grad"]),
+        ("head.weight:local_grad", ["head.weight:local_grad"]),
         ("head.*", ["head.weight"]),
         (
             "layers.[0-1].attn.*:grad",
@@ -254,6 +255,7 @@ def test_tied_parameter_resolves_by_each_name_to_one_site() -> None:
     assert site.names == ("embed.weight", "head.weight")
     assert (site.module, site.parameter) == (model.embed, "weight")
     assert resolve(tree, "*.weight:grad") == [site]
+    assert resolve(tree, "*.weight:local_grad") != [site]
 
 
 def test_parametrization_is_named_by_exact_path_only() -> None:

@@ -99,6 +99,7 @@ def test_options_reach_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         "run",
         *("--watch", "0", "--watch", "2", "--every", "5", "--budget", "2.5"),
         *("--on-finding", "raise", "--no-replay", "--rules", "non-finite,spike"),
+        "--local-gradients",
         *("--without-rule", "spike", "--fail-on", "warning", "--strict", "-q", "--no-html"),
         *("train.py", "--every", "9", "-m", "x"),
     )
@@ -108,6 +109,7 @@ def test_options_reach_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.launch.target, found.launch.args) == ("train.py", ("--every", "9", "-m", "x"))
     assert (options.sites, options.every, options.budget) == (("0", "2"), 5, 0.025)
     assert (options.rules, options.without) == (("non-finite", "spike"), ("spike",))
+    assert options.has_local_gradients
     assert (options.on_finding, options.is_replayed, options.fail_on) == ("raise", False, "warning")
     assert (options.is_strict, options.is_quiet, options.has_page) == (True, True, False)
     assert options.folder is not None

@@ -198,7 +198,8 @@ def test_bad_grammar_marks_the_position() -> None:
     with pytest.raises(hl.AddressError) as caught:
         hl.hook(Net(), "fc1:outptu", print)
     assert str(caught.value) == (
-        "unknown port `outptu`; the ports are `input`, `output` and `grad`. Nearest: `output`.\n"
+        "unknown port `outptu`; the ports are `input`, `output`, `grad` and `local_grad`. "
+        "Nearest: `output`.\n"
         "    fc1:outptu\n"
         "        ^"
     )

@@ -191,6 +191,14 @@ def test_weights_changed_by_hand_make_steps_too(run_here: RunHere, tmp_path: Pat
     assert len(hl.open_run(tmp_path / "run").steps) > 8
 
 
+def test_local_gradients_are_measured_where_asked_for(run_here: RunHere, tmp_path: Path) -> None:
+    run_here(
+        "model = make()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.01))\n",
+        has_local_gradients=True,
+    )
+    assert len(hl.open_run(tmp_path / "run").series("2.weight:local_grad", "rms").values) == 5
+
+
 def test_micro_batches_are_one_step(run_here: RunHere, tmp_path: Path) -> None:
     run_here(
         "model = make()\n"

@@ -15,12 +15,21 @@ Knows no hooks.
 
 from __future__ import annotations
 
-from hookline.addresses.address import Address, format_leaf, format_place, parse, parse_leaf
+from hookline.addresses.address import (
+    PARAMETER_PORTS,
+    Address,
+    format_leaf,
+    format_parameter,
+    format_place,
+    parse,
+    parse_leaf,
+)
 from hookline.addresses.inside import Inside, is_inside, parse_port
 from hookline.addresses.names import ModuleEntry, ModuleTree, ParameterEntry, unwrap
 from hookline.addresses.resolve import Selection, Selector, Site, port, resolve
 
 __all__ = [
+    "PARAMETER_PORTS",
     "Address",
     "Inside",
     "ModuleEntry",
@@ -30,6 +39,7 @@ __all__ = [
     "Selector",
     "Site",
     "format_leaf",
+    "format_parameter",
     "format_place",
     "is_inside",
     "parse",

@@ -4,7 +4,8 @@
     layers.3.mlp:input              a port: `input` or `output`
     layers.3.mlp:output[0]["a b"].x a leaf of the value there
     layers.3.mlp:input.mask.grad    the gradient of that leaf
-    layers.3.mlp.weight:grad        the accumulated gradient of a parameter
+    layers.3.mlp.weight:grad        the accumulated gradient of a parameter, over all ranks
+    layers.3.mlp.weight:local_grad  what this rank alone computed of it, in one backward
     layers.3.attn@scores[1]         a variable of its forward; `@scores:grad` its gradient
     layers.3.attn/softmax:input[0]  an argument of an operation in its forward
 
@@ -20,11 +21,14 @@ from dataclasses import dataclass
 
 from hookline._errors import AddressError
 from hookline.addresses.inside import MARKS, Inside, is_inside, read_inside
-from hookline.addresses.pattern import REGEX_PREFIX, is_regex, read_path, unescape
+from hookline.addresses.pattern import REGEX_PREFIX, escape, is_regex, read_path, unescape
 
 Leaf = tuple[str | int, ...]
 
-PORTS = ("input", "output", "grad")
+PARAMETER_PORTS = ("grad", "local_grad")
+"""What follows the name of a parameter."""
+
+PORTS = ("input", "output", *PARAMETER_PORTS)
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _STEP = re.compile(
@@ -36,7 +40,7 @@ _STEP = re.compile(
 _AFTER_REGEX = re.compile(
     r"""(?=[:@/])  # an `@` or `/` of the expression itself has a backslash before it
         (?:(?<!\\)[@/][\w*?.]+(?:\[-?[0-9]+\])?(?:\.grad)?)?
-        (?::(?:input|output|grad)
+        (?::(?:input|output|grad|local_grad)
         (?:\.[^\W\d]\w*|\[-?[0-9]+\]|\["(?:\\.|[^"\\])*"\]|\['(?:\\.|[^'\\])*'\])*)?\Z""",
     re.VERBOSE | re.DOTALL,
 )
@@ -50,7 +54,7 @@ class Address:
     """The path or path pattern as written; the empty path is the root."""
 
     port: str | None = None
-    """`input`, `output` or `grad`; None where none is written."""
+    """`input`, `output`, `grad` or `local_grad`; None where none is written."""
 
     leaf: Leaf = ()
     """The names and indexes that lead from the port's value to one leaf."""
@@ -68,8 +72,8 @@ class Address:
             return format_place("", str(self.inside), self.leaf, is_grad=self.is_grad)
         if self.port is None:
             return ""
-        if self.port == "grad":
-            return ":grad"
+        if self.port in PARAMETER_PORTS:
+            return f":{self.port}"
         return format_place("", self.port, self.leaf, is_grad=self.is_grad)
 
     def __str__(self) -> str:
@@ -91,6 +95,15 @@ def format_place(path: str, port: str, leaf: Leaf = (), *, is_grad: bool = False
         return f"{path}{port}{':grad' if is_grad else ''}"
     output = "" if has_port else ":output"
     return f"{path}{port}{output}{format_leaf(leaf)}{'.grad' if is_grad else ''}"
+
+
+def format_parameter(path: str, *, is_grad: bool = False, is_local: bool = False) -> str:
+    """Write the address of a parameter or of its gradient.
+
+    >>> format_parameter("fc.weight", is_grad=True, is_local=True)
+    'fc.weight:local_grad'
+    """
+    return escape(path) + (":local_grad" if is_local else ":grad" if is_grad else "")
 
 
 def parse(text: str) -> Address:
@@ -151,6 +164,8 @@ def _parse(text: str) -> Address:
             "after the name comes which one (`[0]`), a port (`:output`) or `:grad`", text, end
         )
     port, leaf, is_grad = _read_port(text, end)
+    if port == "local_grad":
+        raise AddressError("`:local_grad` is of parameters alone; write `:grad`", text, end)
     if port == "input":
         if inside.mark == "@":
             raise AddressError(
@@ -170,9 +185,9 @@ def _read_port(text: str, start: int) -> tuple[str, Leaf, bool]:
     if found is None or port not in PORTS:
         raise AddressError(_explain_port(port), text, min(start, len(text) - 1))
     end = found.end()
-    if port == "grad":
+    if port in PARAMETER_PORTS:
         if end < len(text):
-            raise AddressError("nothing follows `:grad`, the gradient of the whole", text, end)
+            raise AddressError(f"nothing follows `:{port}`, the gradient of the whole", text, end)
         return port, (), True
     is_grad = text.endswith(".grad") and len(text) - len(".grad") >= end
     leaf = _read_leaf(text, end, len(text) - len(".grad") if is_grad else len(text))
@@ -220,7 +235,7 @@ def _reject_outer_whitespace(text: str) -> None:
 
 
 def _explain_port(port: str) -> str:
-    ports = "`input`, `output` and `grad`"
+    ports = "`input`, `output`, `grad` and `local_grad`"
     if not port:
         return f"a port follows `:`, one of {ports}"
     near = difflib.get_close_matches(port, PORTS, n=1)

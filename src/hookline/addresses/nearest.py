@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import nn
 
 from hookline._errors import NoSuchSite
-from hookline.addresses.address import PORTS, Address
+from hookline.addresses.address import PARAMETER_PORTS, PORTS, Address
 from hookline.addresses.names import WRAPPED_ATTRIBUTES, ModuleTree
 from hookline.addresses.pattern import (
     REGEX_PREFIX,
@@ -86,7 +86,7 @@ def _format_class(kind: type) -> str:
 
 
 def _explain_module_gradient(tree: ModuleTree, address: Address) -> str | None:
-    if address.port != "grad":
+    if address.port not in PARAMETER_PORTS:
         return None
     modules = tree.select(address.path)
     if not modules:
@@ -102,7 +102,7 @@ def _explain_module_gradient(tree: ModuleTree, address: Address) -> str | None:
     )
     inside = f"{below}{escape(own) if own else '**'}"
     if own or tree.select_parameters(compile_path(inside)):
-        message += f", those of its parameters `{inside}:grad`"
+        message += f", those of its parameters `{inside}:{address.port}`"
     return message + "."
 
 
@@ -155,20 +155,21 @@ def _suggest_port(tree: ModuleTree, address: Address) -> list[str]:
         path = before[1:]
         if not found or after not in ("", ".grad"):
             continue
-        if port != "grad" and tree.select(path):
+        is_of_parameter = port in PARAMETER_PORTS
+        if not is_of_parameter and tree.select(path):
             return [f"{path}:{port}{after}"]
-        if port == "grad" and tree.select_parameters(compile_path(path)):
-            return [f"{path}:grad"]
-        if port == "grad" and tree.select(path):
+        if is_of_parameter and tree.select_parameters(compile_path(path)):
+            return [f"{path}:{port}"]
+        if is_of_parameter and tree.select(path):
             return [f"{path}:output.grad", f"{path}:input.grad"]
     return []
 
 
 def _list_names(tree: ModuleTree, port: str | None) -> list[str]:
     names: list[str] = []
-    if port != "grad":
+    if port not in PARAMETER_PORTS:
         names += [name for entry in tree.entries for name in entry.pattern_names if name]
-    if port in (None, "grad"):
+    if port is None or port in PARAMETER_PORTS:
         names += [name for entry in tree.parameters for name in entry.names]
     return names
 

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from hookline._errors import AddressError, NoSuchSite
 from hookline.addresses import nearest, variables
-from hookline.addresses.address import Address, Leaf, format_place, parse
+from hookline.addresses.address import (
+    PARAMETER_PORTS,
+    Address,
+    Leaf,
+    format_parameter,
+    format_place,
+    parse,
+)
 from hookline.addresses.inside import MARKS, is_inside
 from hookline.addresses.names import ModuleEntry, ModuleTree, ParameterEntry
 from hookline.addresses.pattern import compile_path, escape, read_exact
@@ -48,6 +55,9 @@ class Site(NamedTuple):
     is_exact: bool = True
     """Whether it was named by an exact path or as the module itself, not by a pattern."""
 
+    is_local: bool = False
+    """Whether it is what this rank alone computed of a parameter's gradient."""
+
     @property
     def path(self) -> str:
         """Return the first of its names."""
@@ -57,7 +67,7 @@ class Site(NamedTuple):
     def address(self) -> str:
         """Write the address that names this site, with its port."""
         if self.port == "parameter":
-            return escape(self.path) + (":grad" if self.is_grad else "")
+            return format_parameter(self.path, is_grad=self.is_grad, is_local=self.is_local)
         return format_place(escape(self.path), self.port, self.leaf, is_grad=self.is_grad)
 
     @property
@@ -66,9 +76,9 @@ class Site(NamedTuple):
         return is_inside(self.port)
 
     @property
-    def key(self) -> tuple[int, str, Leaf, bool, str | None]:
+    def key(self) -> tuple[int, str, Leaf, bool, str | None, bool]:
         """Return what makes it this site: the module's identity and the place in it."""
-        return id(self.module), self.port, self.leaf, self.is_grad, self.parameter
+        return id(self.module), self.port, self.leaf, self.is_grad, self.parameter, self.is_local
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, Site) else NotImplemented
@@ -160,7 +170,7 @@ def _resolve_text(tree: ModuleTree, text: str, request: Address, is_chosen: bool
             raise AddressError("this address has a port of its own", text, len(path))
         request = address
     exact = read_exact(path)
-    if address.port != "grad":
+    if address.port not in PARAMETER_PORTS:
         if exact is None:
             entries = tree.select(path)
         else:
@@ -208,9 +218,9 @@ def _visible(tree: ModuleTree) -> list[ModuleEntry]:
 
 def _parse_port(name: str) -> Address:
     address = parse(name if name[:1] in MARKS else f":{name}")
-    if address.port == "grad":
+    if address.port in PARAMETER_PORTS:
         raise AddressError(
-            "a module has no port `grad`: write `output.grad` or `input.grad`; "
+            f"a module has no port `{address.port}`: write `output.grad` or `input.grad`; "
             "the gradients of parameters are named by an address such as `**.weight:grad`"
         )
     return address
@@ -236,7 +246,8 @@ def _make_sites(
 
 def _make_parameter_site(entry: ParameterEntry, request: Address, is_exact: bool) -> Site:
     module, name = entry.places[0]
-    return Site(entry.names, module, "parameter", (), request.is_grad, name, is_exact)
+    is_local = request.port == "local_grad"
+    return Site(entry.names, module, "parameter", (), request.is_grad, name, is_exact, is_local)
 
 
 def _order(tree: ModuleTree, site: Site) -> tuple[int, int, int]:

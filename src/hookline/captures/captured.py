@@ -188,6 +188,9 @@ class Captured(Reader):
                     found[name + end] = parameter.read(is_grad=False)
                 if parameter.grad is not None:
                     found[f"{name}:grad{end}"] = parameter.read(is_grad=True)
+                if parameter.local_grad is not None:
+                    local = parameter.read(is_grad=True, is_local=True)
+                    found[f"{name}:local_grad{end}"] = local
             for record in call.records.values():
                 end = f"#{record.call}.{record.visit}" if several else ""
                 for port, path in record.kept:
@@ -211,7 +214,7 @@ class Captured(Reader):
                     storage = one.tensor.untyped_storage()
                     sizes[storage.data_ptr()] = storage.nbytes()
             for parameter in call.parameters.values():
-                for held in (parameter.value, parameter.grad):
+                for held in (parameter.value, parameter.grad, parameter.local_grad):
                     if held is not None:
                         storage = held.tensor.untyped_storage()
                         sizes[storage.data_ptr()] = storage.nbytes()

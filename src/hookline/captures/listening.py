@@ -77,6 +77,7 @@ class CaptureSession(Session):
                 listener.reset(self)
         for parameter in self.parameters:
             parameter.fired = 0
+            parameter.reason = ""
 
     def close(self) -> None:
         super().close()
@@ -436,7 +437,7 @@ def _refuse_lazy(tree: Any, where: str) -> None:
 
 
 class ParameterCapture(ParameterListener):
-    """Keep a parameter's value when a call begins, or its gradient when it was accumulated."""
+    """Keep a parameter's value when a call begins, or its gradient when it is there."""
 
     session: CaptureSession
 
@@ -446,12 +447,18 @@ class ParameterCapture(ParameterListener):
     def on_value(self, visit: Visit, parameter: Tensor, at: At) -> None:
         # An optimizer writes to parameters in place; without grad nothing does.
         written = parameter.requires_grad and torch.is_grad_enabled()
-        self._keep(visit, parameter.detach(), copy=written, is_grad=False)
+        self._keep(visit, parameter.detach(), copy=written)
 
     def on_grad(self, visit: Visit, grad: Tensor, at: At) -> None:
-        self._keep(visit, grad.detach(), copy=True, is_grad=True)
+        self._keep(visit, grad.detach(), copy=True)
 
-    def _keep(self, visit: Visit, value: Tensor, *, copy: bool, is_grad: bool) -> None:
+    def no_grad(self, visit: Visit, reason: str) -> None:
+        super().no_grad(visit, reason)
+        captured = self.session.captured()
+        if captured is not None and is_among(visit.call.index, self.session.which_calls):
+            captured.parameter(visit.call.index, self.site.names).reason = reason
+
+    def _keep(self, visit: Visit, value: Tensor, *, copy: bool) -> None:
         captured = self.session.captured()
         if captured is None or not is_among(visit.call.index, self.session.which_calls):
             return
@@ -460,7 +467,10 @@ class ParameterCapture(ParameterListener):
         with torch.no_grad():
             kept = self.session.keep(value, lambda: self.address, copy=copy)
         record = captured.parameter(visit.call.index, self.site.names)
-        if is_grad:
+        if self.site.is_local:
+            self.session.saw_backward = True
+            record.add_local(kept)
+        elif self.site.is_grad:
             self.session.saw_backward = True
             record.grad = kept
             if record.value is not None and record.value.tensor.shape == kept.tensor.shape:

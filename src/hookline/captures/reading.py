@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline._errors import AmbiguousRead, NotCaptured
-from hookline.addresses import Address, Inside, format_place, parse
+from hookline.addresses import PARAMETER_PORTS, Address, Inside, format_place, parse
 from hookline.addresses.pattern import escape, is_exact
 from hookline.captures.records import ParameterRecord, VisitRecord
 
@@ -233,14 +233,16 @@ class Reader:
             )
         address = parse(text)
         path = address.path.replace("\\", "")
-        parameters = self._parameter(path) if address.port in (None, "grad") else []
+        is_parameter = address.port is None or address.port in PARAMETER_PORTS
+        parameters = self._parameter(path) if is_parameter else []
         if parameters:
             if len(parameters) > 1:
                 raise AmbiguousRead(
                     f"`{path}` was captured in {len(parameters)} calls; choose one: "
                     f"got.calls[0]['{text}']."
                 )
-            return parameters[0].read(is_grad=address.port == "grad")
+            is_local = address.port == "local_grad"
+            return parameters[0].read(is_grad=address.is_grad, is_local=is_local)
         visits = self._visits(path)
         if not visits:
             raise self._explain_missing(path, address.inside or "")

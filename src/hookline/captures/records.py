@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _trees
 from hookline._errors import NotCaptured, Overwritten
 from hookline._torch import at_end_of_backward, graph_task_id
 from hookline._trees import Path
-from hookline.addresses import Inside, format_leaf, format_place, is_inside, parse_port
+from hookline.addresses import (
+    Inside,
+    format_leaf,
+    format_parameter,
+    format_place,
+    is_inside,
+    parse_port,
+)
 from hookline.addresses.pattern import escape
 from hookline.captures.keeping import Kept, remember_overwritten
 
@@ -49,6 +57,19 @@ NO_GRADIENT = {
         "no `.grad` was filled: the loss does not depend on it, or its gradient came from "
         "torch.autograd.grad, which fills none",
         "call loss.backward()",
+    ),
+    "not reduced": (
+        "it was not reduced over the ranks: the model was called in no_sync()",
+        "capture the call whose gradients are reduced, or this rank's own: `:local_grad`",
+    ),
+    "nested backward": (
+        "it came from a backward inside of another, as use_reentrant=True makes, which ends before "
+        "gradients are reduced over the ranks",
+        "checkpoint with use_reentrant=False, or capture this rank's own: `:local_grad`",
+    ),
+    "spread": (
+        "it is a DTensor, whose gradient may be reduced before any hook sees it",
+        "ask for `:grad`",
     ),
     "no backward": (
         "no backward reached a captured site inside the `with` block",
@@ -325,20 +346,35 @@ def once_backward_ends(call: Callable[[], object]) -> None:
 
 
 class ParameterRecord:
-    """One parameter in one call: its value when the call began, its gradient afterwards."""
+    """One parameter in one call: its value when the call began, its gradients afterwards."""
 
-    __slots__ = ("__weakref__", "grad", "names", "reason", "value")
+    __slots__ = ("__weakref__", "grad", "local_grad", "names", "reason", "value")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self.value: Kept | None = None
         self.grad: Kept | None = None
+        self.local_grad: Kept | None = None
+        """What this rank alone computed of it."""
+        self.reason = ""
+        """Why there is no gradient though backward came by."""
 
-    def read(self, *, is_grad: bool) -> Tensor:
-        """Give the value or the gradient; raise if it is not there."""
-        kept = self.grad if is_grad else self.value
-        address = f"{self.names[0]}:grad" if is_grad else self.names[0]
+    def add_local(self, kept: Kept) -> None:
+        """Take what one backward computed on this rank; several of one call add up."""
+        if self.local_grad is None:
+            self.local_grad = kept
+        else:
+            with torch.no_grad():
+                self.local_grad = Kept(self.local_grad.arrive() + kept.arrive())
+
+    def read(self, *, is_grad: bool = False, is_local: bool = False) -> Tensor:
+        """Give the value or a gradient; raise if it is not there."""
+        kept = self.local_grad if is_local else self.grad if is_grad else self.value
+        address = format_parameter(self.names[0], is_grad=is_grad, is_local=is_local)
         if kept is None:
+            if is_grad and not is_local and self.reason:
+                what, fix = NO_GRADIENT[self.reason]
+                raise NotCaptured(f"`{address}` has no gradient: {what}. To get one: {fix}.")
             raise NotCaptured(
                 f"`{address}` was not captured in this call."
                 + (

@@ -114,13 +114,16 @@ class Report:
 
 
 _Place = tuple[str, str, Path, bool]
-"""A site that was captured: path, port, leaf, and whether it is a gradient."""
+"""A site that was captured: path, port, leaf, and whether it is a gradient.
+
+The path of a parameter has what follows it, and no port.
+"""
 
 
 def _write(place: _Place) -> str:
     path, port, leaf, is_grad = place
     if port == "parameter":
-        return escape(path) + (":grad" if is_grad else "")
+        return path
     return format_place(escape(path), port, leaf, is_grad=is_grad)
 
 
@@ -148,7 +151,7 @@ def make_report(session: CaptureSession) -> Report:
     for parameter in session.parameters:
         assert isinstance(parameter, ParameterCapture)
         if parameter.fired:
-            captured.append((parameter.site.path, "parameter", (), parameter.site.is_grad))
+            captured.append((parameter.address, "parameter", (), parameter.site.is_grad))
         else:
             problems.append(_parameter_problem(session, parameter))
     problems.extend(
@@ -285,5 +288,6 @@ def _parameter_problem(session: CaptureSession, parameter: ParameterCapture) -> 
         return Outcome(
             parameter.address, "no gradient", "it is frozen (requires_grad=False)", "unfreeze it"
         )
-    what, fix = NO_GRADIENT["not accumulated" if session.saw_backward else "no backward"]
+    unknown = "not accumulated" if session.saw_backward else "no backward"
+    what, fix = NO_GRADIENT[parameter.reason or unknown]
     return Outcome(parameter.address, "no gradient", what, fix)

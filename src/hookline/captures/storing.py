@@ -87,6 +87,9 @@ def save(captured: Captured, path: str | FilePath) -> None:
             if parameter.grad is not None:
                 grad = parameter.read(is_grad=True)
                 entry["grad"] = writer.add(f"{call.number}/parameter{i}.grad", grad)
+            if parameter.local_grad is not None:
+                local = parameter.read(is_grad=True, is_local=True)
+                entry["local_grad"] = writer.add(f"{call.number}/parameter{i}.local_grad", local)
             parameters.append(entry)
         calls.append({"number": call.number, "visits": visits, "parameters": parameters})
     header = {
@@ -145,6 +148,8 @@ class _Reader:
                     record.grad = self._kept(entry["grad"])
                     if record.value is not None:
                         record.value.tensor.grad = record.grad.tensor
+                if "local_grad" in entry:
+                    record.local_grad = self._kept(entry["local_grad"])
         captured.index.is_last = header["last"]
         return captured
 

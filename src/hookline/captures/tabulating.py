@@ -43,14 +43,19 @@ def tabulate(captured: Captured) -> Table:
     lost = 0
     for call in captured.calls:
         for name, parameter in call.parameters.items():
+            when: list[object] = [call.number] * several_calls
+            when += [""] * several_visits
             kept = parameter.value or parameter.grad
             if kept is not None:
-                when: list[object] = [call.number] * several_calls
-                when += [""] * several_visits
                 value = parameter.value.arrive() if parameter.value else None
                 grad = parameter.grad.arrive() if parameter.grad else None
                 look = [_shape(kept.tensor), str(kept.tensor.dtype)[6:]]
                 rows.append([name, "parameter", *when, *look, _norm(value), _norm(grad)])
+            if parameter.local_grad is not None:
+                local = parameter.local_grad.arrive()
+                look = [_shape(local), str(local.dtype)[6:]]
+                site = f"{name}:local_grad"
+                rows.append([site, "parameter", *when, *look, None, _norm(local)])
         for record in call.records.values():
             for port, path in dict.fromkeys([*record.kept, *record.grads]):
                 when = [call.number] * several_calls

@@ -100,6 +100,11 @@ def script_options(command: Any) -> Any:
     "of the time: 5 unless given. One in 20 at least.",
 )
 @click.option(
+    "--local-gradients",
+    is_flag=True,
+    help="Measure each rank's own gradients of parameters too, before they are reduced.",
+)
+@click.option(
     "--on-finding",
     type=click.Choice(["continue", "dump", "raise"]),
     default="continue",
@@ -165,6 +170,7 @@ def run_script(
         page=None if page is None else page.expanduser().absolute(),
         every=given["every"] or 1,
         budget=_choose_budget(given["every"], given["budget"]),
+        has_local_gradients=given["local_gradients"],
         on_finding=given["on_finding"],
         is_quiet=given["quiet"],
         has_progress=given["progress"],

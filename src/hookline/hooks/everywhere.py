@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_module
 
 from hookline._errors import AddressError, SessionError
 from hookline._torch import has_compiled_code
-from hookline.addresses import Selection, Selector, Site, parse
+from hookline.addresses import PARAMETER_PORTS, Selection, Selector, Site, parse
 from hookline.addresses.inside import MARKS
 from hookline.addresses.names import find_wrapped
 from hookline.hooks import checkpoints
@@ -43,7 +43,7 @@ def read_selector(where: Selector) -> list[tuple[_Matcher, Site]]:
         return [(match, _site(address)) for match, _ in read_selector(where.selector)]
     if isinstance(where, str):
         address = parse(where)
-        if address.path not in ("*", "**") or address.port == "grad":
+        if address.path not in ("*", "**") or address.port in PARAMETER_PORTS:
             raise AddressError(
                 f"with model=None there are no paths: `{where}` cannot be looked up. Give `**`, a "
                 "class, a predicate of (class name, module), or hl.port(nn.Linear, 'input.grad')"

@@ -1,9 +1,14 @@
-"""Parameters as sites: their value when a call begins, their gradient when it was accumulated."""
+"""Parameters as sites: their value when a call begins, their gradient when it was accumulated.
+
+Where ranks reduce gradients, that of all of them when it is there, and apart from it what this rank
+alone computed in one backward.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline._errors import NoSuchSite
+from hookline._torch import is_spread
 from hookline.addresses import Site
 from hookline.hooks import observing
 from hookline.hooks.fitting import check_fit
+from hookline.hooks.reducing import SPREAD
 from hookline.hooks.visits import KEEP, At, Call, Listener, Station, Visit, describe
 
 if TYPE_CHECKING:
@@ -64,8 +71,13 @@ class ParameterListener:
         self.order = (stage, 0)
         """Where it stands among the listeners of this parameter; the session sets it."""
         self.fired = 0
+        self.reason = ""
+        """Why there is no gradient of the kind that is asked for, as far as that is known."""
         self._parameter: Tensor | None = None
+        """The tensor whose gradient is listened for."""
         self._handle: Any = None
+        self._reducer: weakref.ref[Any] | None = None
+        """The DDP that reduces the gradient."""
         found = next(
             entry
             for entry in session.tree.parameters
@@ -89,6 +101,7 @@ class ParameterListener:
         if self.site.is_grad:
             if parameter is not self._parameter:
                 self.attach()
+            self._find_reducer(is_in_call=True)
             return
         visit = Visit(self._station, call, 0)
         at = At(visit, self.site.module, "parameter")
@@ -104,6 +117,11 @@ class ParameterListener:
             known = _edited.setdefault(owner, {}).setdefault(name, _Edited(parameter))
             known.steps.append((weakref.ref(self), new))
             self._put(new)
+
+    def on_return(self) -> None:
+        """Follow a parameter that `fully_shard` has put together for the first time."""
+        if self.site.is_local and self._current() is not self._parameter:
+            self.attach()
 
     @property
     def edits_value(self) -> bool:
@@ -141,7 +159,11 @@ class ParameterListener:
         if not parameter.is_leaf:  # FSDP1 shows views of its flat parameter, which takes the grad
             return
         self._parameter = parameter
-        self._handle = parameter.register_post_accumulate_grad_hook(self._accumulated)
+        if self.site.is_local:
+            self._handle = parameter.register_hook(self._arrived)
+        else:
+            self._handle = parameter.register_post_accumulate_grad_hook(self._accumulated)
+            self._find_reducer(is_in_call=False)
         hooks = self._handle.hooks_dict_ref()
         own = [
             (hook.__self__.order, key)
@@ -156,7 +178,10 @@ class ParameterListener:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+            if self.site.is_local and self._parameter is not None:
+                drop_empty_hooks(self._parameter)
         self._parameter = None
+        self._reducer = None
         owner, name = self.places[0]
         current = owner._parameters.get(name)
         if self.stage == 1 and not self.site.is_grad and current is not None:
@@ -193,21 +218,82 @@ class ParameterListener:
         known = _edited.get(owner, {}).get(name) if self.site.is_grad else None
         if known is not None and known.steps[-1][1] is parameter:
             return known.original  # gradients are accumulated there, through the edit
-        return None if is_lazy(parameter) else parameter
+        if is_lazy(parameter):
+            return None
+        return self._choose(parameter) if self.site.is_grad else parameter
+
+    def _choose(self, parameter: Tensor) -> Tensor | None:
+        """Give the tensor at which the gradient that is asked for is heard."""
+        reductions = self.session.reductions
+        if reductions is None:
+            return parameter
+        is_local, before = self.site.is_local, self._parameter
+        found = reductions.choose(parameter, self.places, is_local=is_local)
+        if is_local and found is not None and is_spread(found):
+            self.reason = SPREAD
+            return None
+        is_whole = found is parameter and not is_spread(parameter)
+        if not is_local and is_whole and before is not None and is_spread(before):
+            return before  # somebody above this model has put it together for the forward
+        return found
+
+    def _find_reducer(self, *, is_in_call: bool) -> None:
+        reductions = self.session.reductions
+        if reductions is not None and self._parameter is not None and not self.site.is_local:
+            self._reducer = reductions.find_reducer(self._parameter, is_in_call=is_in_call)
 
     def _accumulated(self, parameter: Tensor) -> None:
         if not self.session.is_open or parameter.grad is None:
             return
         visit = Visit(self._station, self.session.latest_call(), 0)
+        reductions = self.session.reductions
+        if reductions is None:
+            self._deliver(parameter, visit)
+            return
+        deliver = partial(self._deliver, parameter, visit)
+        reason = reductions.wait(parameter, self._reducer, deliver)
+        if reason:
+            self.no_grad(visit, reason)
+
+    def _deliver(self, parameter: Tensor, visit: Visit) -> None:
+        """Tell of what is in `.grad` now."""
+        if not self.session.is_open or parameter.grad is None:
+            return
         at = At(visit, self.site.module, "parameter", is_grad=True)
         self.fired += 1
         if self.stage != 1:
             self.on_grad(visit, parameter.grad, at)
             return
         new = self._run(visit, at, parameter.grad)
-        if new is not KEEP and new is not parameter.grad:
-            check_fit(parameter.grad, new, describe(visit, at.address))
+        if new is KEEP or new is parameter.grad:
+            return
+        check_fit(parameter.grad, new, describe(visit, at.address))
+        if self._reducer is None:
             parameter.grad = new.detach()
+        else:  # it may be a view of what DDP reduces, and has to stay that
+            with torch.no_grad():
+                parameter.grad.copy_(new)
+
+    def _arrived(self, grad: Tensor) -> Tensor | None:
+        """Hear what one backward computed here, before it is accumulated or reduced."""
+        if not self.session.is_open:
+            return None
+        visit = Visit(self._station, self.session.latest_call(), 0)
+        at = At(visit, self.site.module, "parameter", is_grad=True, is_local=True)
+        self.fired += 1
+        if self.stage != 1:
+            self.on_grad(visit, grad, at)
+            return None
+        new = self._run(visit, at, grad)
+        if new is KEEP or new is grad:
+            return None
+        check_fit(grad, new, describe(visit, at.address))
+        changed: Tensor = new
+        return changed
+
+    def no_grad(self, visit: Visit, reason: str) -> None:
+        """Learn that a gradient was accumulated that is not the one that is asked for, and why."""
+        self.reason = reason
 
     def on_grad(self, visit: Visit, grad: Tensor, at: At) -> None:
         observing.observe(self.session, visit, self.function, grad.detach(), at)
@@ -220,6 +306,12 @@ class ParameterListener:
         # saves: a region inside the model, or one around it.
         with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _give_back):
             return observing.run(self.session, visit, at.address, self.function, value, at)
+
+
+def drop_empty_hooks(parameter: Tensor) -> None:
+    """Leave a parameter without the empty dictionary that registering a hook has made."""
+    if parameter._backward_hooks is not None and not parameter._backward_hooks:
+        parameter._backward_hooks = None
 
 
 class LazyStart(Listener):

@@ -29,6 +29,7 @@ from hookline.hooks.eagerly import stance
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
 from hookline.hooks.parameters import LazyStart, ParameterListener
+from hookline.hooks.reducing import Reductions, find_reductions
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
@@ -66,6 +67,9 @@ class Session:
 
     needs_visits = True
     """Whether its listeners ask which execution a value is of, also inside compiled graphs."""
+
+    reductions: Reductions | None = None
+    """What reduces the gradients of the parameters that it follows, where ranks do so."""
 
     parameter_order: tuple[int, int] = (2, 0)
     """When its parameters get their turn as a call begins, as listeners do at one site."""
@@ -229,6 +233,8 @@ class Session:
                 self._detach()
                 raise
         self.is_open = True
+        if self._parameters:
+            self.reductions = find_reductions(self.tree)
         for parameter in self._parameters:
             parameter.attach()
         if self.is_eager:
@@ -353,6 +359,8 @@ class Session:
 
     def end_root(self, call: Call) -> None:
         """Learn that an execution of the root ended."""
+        for parameter in self._parameters:
+            parameter.on_return()
         if call.depth:
             call.depth -= 1
             if self.audits and not call.depth:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline._errors import UnsupportedModel
 from hookline._trees import Path
-from hookline.addresses import Inside, format_place, is_inside, parse_port
+from hookline.addresses import Inside, format_parameter, format_place, is_inside, parse_port
 from hookline.addresses.pattern import escape
 from hookline.hooks.arguments import bind, paths
 
@@ -148,6 +148,7 @@ class At:
         "_arguments",
         "call",
         "is_grad",
+        "is_local",
         "leaf",
         "module",
         "names",
@@ -164,6 +165,7 @@ class At:
         leaf: Path = (),
         is_grad: bool = False,
         arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        is_local: bool = False,
     ) -> None:
         self.names = visit.station.names
         """Every path of the module; a shared module has several."""
@@ -175,6 +177,8 @@ class At:
         """The place inside a nested value, as a tuple of names and indexes."""
         self.is_grad = is_grad
         """Whether the value is a gradient."""
+        self.is_local = is_local
+        """Whether it is what this rank alone computed of a parameter's gradient."""
         self.visit = visit.index
         """Which execution of the module this is within the call, from 0."""
         self.call = visit.call.index
@@ -191,10 +195,10 @@ class At:
     @property
     def address(self) -> str:
         """Give the full address of the value."""
-        path = escape(self.names[0])
+        path = self.names[0]
         if self.port == "parameter":
-            return f"{path}:grad" if self.is_grad else path
-        return format_place(path, self.port, self.leaf, is_grad=self.is_grad)
+            return format_parameter(path, is_grad=self.is_grad, is_local=self.is_local)
+        return format_place(escape(path), self.port, self.leaf, is_grad=self.is_grad)
 
     @property
     def name(self) -> str | None:

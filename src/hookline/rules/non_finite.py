@@ -62,7 +62,7 @@ class NonFinite(Rule):
 
     def _judge(self, step: Step, bad: Flags, *, is_loss_bad: bool) -> Iterator[Finding]:
         roster = step.roster
-        is_later = roster.is_gradient | roster.is_parameter_gradient
+        is_later = roster.is_gradient | roster.is_local_gradient | roster.is_parameter_gradient
         has_nan = bool(step.nans.any())
         if not has_nan and not is_loss_bad and not (bad & ~roster.is_value).any():
             # Infinite outputs that everything after them takes well: a mask of +inf, say.
@@ -179,17 +179,12 @@ def _order(step: Step, bad: Flags) -> Integers:
         roster.is_parameter,
         roster.is_value,
         roster.is_gradient,
+        roster.is_local_gradient,
         roster.is_parameter_gradient,
         roster.is_update,
-        ~(
-            roster.is_parameter
-            | roster.is_value
-            | roster.is_gradient
-            | roster.is_parameter_gradient
-            | roster.is_update
-        ),
     )
-    return np.concatenate([np.flatnonzero(bad & phase) for phase in phases])
+    rest = ~np.logical_or.reduce(phases)
+    return np.concatenate([np.flatnonzero(bad & phase) for phase in (*phases, rest)])
 
 
 def _kind_of(step: Step, number: int, origin: Mapping[str, Any] | None) -> str:

@@ -40,6 +40,8 @@ class Roster:
         """The gradients that reach these outputs."""
         self.is_parameter: Flags = kinds == "parameter"
         """Parameters before a step."""
+        self.is_local_gradient: Flags = kinds == "local gradient"
+        """What a rank computed of them, before they were reduced."""
         self.is_parameter_gradient: Flags = kinds == "parameter gradient"
         """The gradients that an optimizer is given."""
         self.is_update: Flags = kinds == "update"

@@ -32,6 +32,7 @@ HINTS = {
         "Look for an operation whose derivative is infinite there: sqrt or norm at 0, "
         "a division by a small number, torch.where over a branch that is not finite."
     ),
+    "local gradient": "Look at what uses this parameter for an infinite derivative.",
     "parameter gradient": "Look at what uses this parameter for an infinite derivative.",
     "update": (
         "The gradients were finite: lower the learning rate, and give the optimizer an eps "
@@ -159,6 +160,10 @@ def _say_phase(phase: str, name: str, kind: str, what: str, step: int, where: st
         "gradient": (
             f"The backward pass made the first {what} {when} in {name}{where}; "
             "all outputs were finite"
+        ),
+        "local gradient": (
+            f"{name} became {kind} {when}{where} on this rank, before gradients were reduced, and "
+            "the gradients of all outputs were finite"
         ),
         "parameter gradient": (
             f"{name} became {kind} {when}{where}, and the gradients of all outputs were finite"

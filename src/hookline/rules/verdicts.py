@@ -12,7 +12,10 @@ from hookline.rules.wording import count_of
 _SPREADING = "non-finite"
 """The rule of what goes from rank to rank, with the gradients."""
 
-_PHASES = ("parameter", "value", "loss", "gradient", "parameter gradient", "update")
+_PHASES = (
+    *("parameter", "value", "loss", "gradient"),
+    *("local gradient", "parameter gradient", "update"),
+)
 """The parts of a step in which a NaN can come up, in their order."""
 
 

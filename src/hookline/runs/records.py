@@ -18,6 +18,7 @@ SITE_KINDS = (
     "value",
     "gradient",
     "parameter",
+    "local gradient",
     "parameter gradient",
     "update",
     "moment",

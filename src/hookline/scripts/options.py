@@ -20,6 +20,9 @@ class RunOptions:
     """The share of the training's time that watching may take after the first steps; None for
     whatever it takes."""
 
+    has_local_gradients: bool = False
+    """Whether each rank's own gradients of parameters are measured before they are reduced."""
+
     on_finding: str = "continue"
     """What an error finding does: raise, dump or continue."""
 

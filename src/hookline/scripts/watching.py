@@ -152,6 +152,7 @@ class ScriptWatch:
             self.folder,
             sites=sites if has_sites else None,
             every=options.every,
+            local_gradients=options.has_local_gradients,
             budget=options.budget,
             budget_from=_WATCHED_WHOLE,
             rules=rules,

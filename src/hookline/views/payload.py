@@ -29,7 +29,7 @@ from hookline.views.quantising import Packed, pack
 from hookline.views.report import Report, describe_cost
 from hookline.views.snippets import find_snippet
 
-KINDS = ("value", "gradient", "parameter", "parameter gradient", "update")
+KINDS = ("value", "gradient", "parameter", "parameter gradient", "local gradient", "update")
 """The kinds of sites on a page."""
 
 _MOST_COLUMNS = 2000
@@ -61,6 +61,7 @@ _FIRST: tuple[tuple[str, str], ...] = (
 _THEN: tuple[tuple[str, str], ...] = (
     ("parameter", "rms"),
     ("parameter gradient", "rms"),
+    ("local gradient", "rms"),
     ("value", "absmax"),
     ("gradient", "absmax"),
     ("value", "zero_share"),

@@ -64,11 +64,11 @@ def read_report(run: Run) -> Report:
     ranks = run.ranks
     sites = len(run.sites())
     notes = list(run.notes)
-    stored = _merge_ranks([Finding.from_dict(one) for one in run.findings])
+    stored = _merge_ranks([Finding.from_dict(one) for one in run.findings], of=len(ranks))
     if stored or _was_judged(run):
         findings = stored
         if len(ranks) > 1:  # whether they agree is seen by none of them alone
-            findings = _merge_ranks([*stored, *judge_run(run, rules=[])])
+            findings = [*stored, *judge_run(run, rules=[])]
     else:
         findings = judge_run(run)
         notes.append("no rules ran while this was recorded; it was judged from what is in the run")
@@ -117,16 +117,20 @@ def as_report(given: Run | Report) -> Report:
     return given if isinstance(given, Report) else read_report(given)
 
 
-def _merge_ranks(findings: Iterable[Finding]) -> list[Finding]:
-    """Say once what several ranks found, each on its own."""
+def _merge_ranks(findings: Iterable[Finding], *, of: int) -> list[Finding]:
+    """Say once what several of so many ranks found, each on its own, and who made a NaN alone."""
     alike: dict[tuple[str, str, int], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.rule, one.site, one.step), []).append(one)
     merged = []
     for first, *others in alike.values():
-        ranks = sorted({one.rank for one in others} - {first.rank})
-        if ranks:
-            line = f"seen by ranks {', '.join(map(str, sorted({first.rank, *ranks})))}"
+        ranks = sorted({first.rank, *(one.rank for one in others)})
+        line = ""
+        if len(ranks) > 1:
+            line = f"seen by ranks {', '.join(map(str, ranks))}"
+        elif of > 1 and first.rule == "non-finite":
+            line = f"seen by rank {first.rank} alone"
+        if line:
             first = dataclasses.replace(first, evidence=(*first.evidence, line))
         merged.append(first)
     return merged

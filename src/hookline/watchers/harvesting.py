@@ -49,7 +49,7 @@ class Harvest:
     """The row of the factor that is in the gradients of values."""
 
     gradients: frozenset[int]
-    """The sites that are gradients of values, where there is such a factor."""
+    """The sites that are gradients of values, or local, where there is such a factor."""
 
     scalars: dict[str, float]
     """Numbers that are known already."""

@@ -35,6 +35,9 @@ class Options:
     updates: bool
     """Whether the change that an optimizer makes is measured."""
 
+    local_gradients: bool = False
+    """Whether what this rank computes of their gradients is measured before it is reduced."""
+
     sketch_every: int | None
     """One watched step in so many has a sketch of each value; None: as it can be afforded."""
 
@@ -189,7 +192,7 @@ class Options:
 
     def facts(self) -> dict[str, Any]:
         """Write them so that JSON can hold them."""
-        names = ("gradients", "updates", "budget", "with_inference", "replay")
+        names = ("gradients", "local_gradients", "updates", "budget", "with_inference", "replay")
         strides = ("sketch_every", "counts_every", "moments_every", "units_every")
         return {
             "sites": None if self.sites is None else str(self.sites),

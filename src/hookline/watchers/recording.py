@@ -342,7 +342,8 @@ class Recorder:
         self._step.unscaled[row, log] = scale_row
 
     def _gradients(self) -> frozenset[int]:
-        return frozenset(one.id for one in self.facts if one.kind == "gradient")
+        kinds = ("gradient", "local gradient")
+        return frozenset(one.id for one in self.facts if one.kind in kinds)
 
     def scale_gradients(self, scale: Tensor) -> None:
         """Note the factor that a GradScaler has put into the gradients of this step."""

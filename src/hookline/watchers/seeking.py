@@ -40,7 +40,7 @@ _UNSEEN = (
 )
 _EAGERLY = "the step was run again without torch.compile to find the operation"
 
-OF_BACKWARD = frozenset({"gradient", "parameter gradient"})
+OF_BACKWARD = frozenset({"gradient", "local gradient", "parameter gradient"})
 """The kinds of sites that backward fills."""
 
 OF_STEPS = frozenset({"update", "moment"})

@@ -188,6 +188,9 @@ class Steps:
         assert self._attachment is not None
         if self.is_complete and not self._attachment.hears_calls:
             self.advance()  # no call could tell that the next step has begun
+        if recorder.is_on and self._weights.local is not None:
+            with recorder.timed():
+                self._weights.local.attach()
         with torch._C.DisableTorchFunction():  # no mode is to see that
             # A closure may be called again and again; the first time is the step's.
             if recorder.is_on and not (self._is_in_closure and recorder.has_losses):
@@ -429,6 +432,8 @@ class Steps:
             self._attachment.attach()
         else:
             self._attachment.detach()
+            if self._weights.local is not None:
+                self._weights.local.detach()
 
     def _end(self, *, is_partial: bool = False) -> None:
         recorder = self._recorder

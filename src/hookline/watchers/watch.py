@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,11 +36,9 @@ from hookline.watchers.sinks import Sink
 from hookline.watchers.stepping import Steps
 from hookline.watchers.strangers import RULE, Strangers
 from hookline.watchers.turns import Turns
+from hookline.watchers.unclosed import unclosed
 from hookline.watchers.weights import Weights
 from hookline.watchers.working import say
-
-_open_watches: set[Watch] = set()
-"""Those that still measure, held here: one whose name is gone has its hooks on the model yet."""
 
 
 def watch(
@@ -54,6 +50,7 @@ def watch(
     gradients: bool = True,
     parameters: str | Sequence[str] | None = "**",
     updates: bool = True,
+    local_gradients: bool = False,
     sketch_every: int | None = None,
     counts_every: int | None = None,
     moments_every: int | None = None,
@@ -80,8 +77,9 @@ def watch(
 
     Measured are the values that `sites` names and, with `gradients`, the gradients that reach
     them; and, for the parameters that the patterns `parameters` name (None: for none), the value,
-    the gradient that the optimizer is given and, with `updates`, the change that it makes. A step
-    is one step of an optimizer: micro-batches before it are merged.
+    the gradient that the optimizer is given and, with `updates`, the change that it makes; with
+    `local_gradients` also what this rank alone computed of that gradient, before ranks reduce it
+    (`fc.weight:local_grad`). A step is one of an optimizer: micro-batches before it are merged.
 
     Some is taken in one watched step of `sketch_every`, `counts_every` and `moments_every` alone:
     a sketch of each value; the counts of zeros, tiny and huge elements with the exponent
@@ -111,6 +109,7 @@ def watch(
         gradients=gradients,
         parameters=parameters,
         updates=updates,
+        local_gradients=local_gradients,
         sketch_every=sketch_every,
         counts_every=counts_every,
         moments_every=moments_every,
@@ -169,7 +168,11 @@ class Watch:
         )
         named = [(prefix, model, self._is_wanted) for prefix, model in models.items()]
         self._weights = self._weighs_by(
-            self._recorder, named, updates=options.updates, strides=options.strides
+            self._recorder,
+            named,
+            updates=options.updates,
+            strides=options.strides,
+            local_gradients=options.local_gradients,
         )
         self._seeker = Seeker(
             self._recorder,
@@ -202,7 +205,7 @@ class Watch:
         except BaseException:  # what is asked cannot be asked of these models
             self._let_go()
             raise
-        _open_watches.add(self)
+        unclosed.add(self)
 
     def _make_writer(self, options: Options) -> tuple[RunWriter | None, int]:
         """Open the run folder, and say which step comes first."""
@@ -420,6 +423,7 @@ class Watch:
             why = str(self.failure) or type(self.failure).__name__
             found.append(f"the watch stopped before the training did: {why}")
         found += [*self._delivery.notes, *self._seeker.notes, *self._remarks]
+        found += [] if self._weights.local is None else self._weights.local.notes
         found += self._compiler.list() if self._recorder.has_graphs else []
         silence = self._attachment.explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
@@ -429,7 +433,7 @@ class Watch:
         if not self.is_open:
             return
         self.is_open = False
-        _open_watches.discard(self)
+        unclosed.discard(self)
         if not self._steps.is_here:
             return
         notes = self.notes
@@ -450,6 +454,12 @@ class Watch:
         """Take everything off the models and the optimizers."""
         self._clock.stop()
         self._attachment.stop()
+        if self._weights.local is not None:
+            self._weights.local.detach()
+
+    def give_up(self) -> None:
+        """Measure nothing any more, and leave what there is as it is: for a forked process."""
+        self._recorder.give_up()
 
     def __enter__(self) -> Watch:
         return self
@@ -474,22 +484,3 @@ class Watch:
 
     def _repr_html_(self) -> str:
         return show_verdict(self.verdict, self._delivery.findings)
-
-
-@atexit.register
-def _close_all() -> None:
-    """Complete the runs of watches that nobody closed."""
-    # What nobody caught is left here by the interpreter; the older name is that of Python 3.11.
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for one in list(_open_watches):
-        one.close(name_ending(error))
-
-
-def _leave_to_parent() -> None:
-    """In a forked process: measure nothing, the parent does."""
-    for one in list(_open_watches):
-        one._recorder.give_up()
-    _open_watches.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -16,17 +16,24 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookline.addresses import ModuleTree
+from hookline.addresses import ModuleTree, ParameterEntry
 from hookline.addresses.pattern import compile_path, escape
 from hookline.runs import SiteFacts
 from hookline.stats import Log, Update
+from hookline.watchers.local_gradients import PART as LOCAL
+from hookline.watchers.local_gradients import LocalGradients
 from hookline.watchers.recording import Recorder
 from hookline.watchers.units import find_rows
 
 COPY_LIMIT = 1 << 30
 """How many bytes of weights are copied for one step; more weights take turns."""
 
-_KINDS = {"": "parameter", "grad": "parameter gradient", "update": "update"}
+_KINDS = {
+    "": "parameter",
+    "grad": "parameter gradient",
+    LOCAL: "local gradient",
+    "update": "update",
+}
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
 
 
@@ -47,7 +54,7 @@ class Weight:
     """The path of its module."""
 
     ids: dict[str, int]
-    """The numbers of its sites: the value, `grad`, `update` and moments."""
+    """The numbers of its sites: the value, `grad`, `local_grad`, `update` and moments."""
 
     every: int = 1
     """Which steps it is measured in: one in so many."""
@@ -84,7 +91,10 @@ class Weights:
         *,
         updates: bool,
         strides: Mapping[str, int],
+        local_gradients: bool = False,
     ) -> None:
+        self.local = LocalGradients(self) if local_gradients else None
+        """What measures the gradients of this rank alone; None where they are not asked for."""
         self._strides = [(compile_path(one), stride) for one, stride in strides.items()]
         self._step = 0
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -104,6 +114,11 @@ class Weights:
         self._turn = 0
 
     @property
+    def named(self) -> Sequence[Named]:
+        """The watched models with their prefixes."""
+        return self._models
+
+    @property
     def models(self) -> Iterator[nn.Module]:
         """The watched models."""
         for _, model, _ in self._models:
@@ -118,6 +133,8 @@ class Weights:
     def add(self, named: Named) -> None:
         """Take a model that has come since."""
         self._models.append(named)
+        if self.local is not None:
+            self.local.forget()
         self._known.clear()  # an optimizer may have turned out to be ours
 
     def of(self, optimizer: Optimizer) -> list[Weight]:
@@ -145,6 +162,8 @@ class Weights:
 
     def _walk(self) -> None:
         """Name the parameters as the models have them now; others are let go."""
+        if self.local is not None:
+            self.local.forget()
         there = {id(one) for _, model, _ in self._models for one in model.parameters()}
         for key in [key for key in self._all if key not in there]:
             del self._all[key]
@@ -154,17 +173,19 @@ class Weights:
                 if is_lazy(entry.parameter) or id(entry.parameter) in self._all:
                     continue
                 if any(map(wanted, entry.names)):
-                    name = prefix + entry.names[0]
-                    owner, own_name = entry.places[0]
-                    module = _above(name)
-                    ids = self._ids.setdefault(name, {})
-                    kind = type(owner).__name__
-                    weight = Weight(name, entry.parameter, kind, module, ids)
-                    weight.rows = find_rows(owner, own_name)
-                    for is_match, stride in self._strides:
-                        if any(is_match(one) or is_match(_above(one)) for one in entry.names):
-                            weight.every = stride
-                    self._all[id(entry.parameter)] = weight
+                    self._all[id(entry.parameter)] = self.make(prefix, entry)
+
+    def make(self, prefix: str, entry: ParameterEntry) -> Weight:
+        """Name a parameter of a model, with the sites that its name has had so far."""
+        name = prefix + entry.names[0]
+        owner, own_name = entry.places[0]
+        ids = self._ids.setdefault(name, {})
+        weight = Weight(name, entry.parameter, type(owner).__name__, _above(name), ids)
+        weight.rows = find_rows(owner, own_name)
+        for is_match, stride in self._strides:
+            if any(is_match(one) or is_match(_above(one)) for one in entry.names):
+                weight.every = stride
+        return weight
 
     def begin_step(self, step: int) -> None:
         """Forget what was measured for the step before."""
@@ -292,6 +313,15 @@ class Weights:
         rates = {float(group["lr"]) for group in optimizer.param_groups if _is_number(group)}
         if rates:
             self._recorder.add_scalar("lr", max(rates))
+
+    def measure_local(self, weight: Weight, grad: Tensor) -> None:
+        """Measure what one backward computed of a gradient on this rank."""
+        recorder = self._recorder
+        if recorder.is_on and self._step % weight.every == 0:
+            try:
+                recorder.measure_now(self._site(weight, LOCAL, grad), grad)
+            except Exception as error:
+                recorder.guard.take(error)
 
     def note_backward(self, *, is_last: bool) -> None:
         """Learn that a backward pass is over, and whether it is the step's last."""

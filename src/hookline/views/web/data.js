@@ -7,6 +7,7 @@ export const KIND_NAMES = {
   gradient: "Backward",
   parameter: "Parameters",
   "parameter gradient": "Weight gradients",
+  "local gradient": "Local weight gradients",
   update: "Updates",
 };
 
