@@ -5,7 +5,8 @@
     teams.py            ranks that hold one model together, and run the same batches
     work.py             one extraction in one process
     features.py         `hl.AddFeatures`: activations as columns of batches of others
-    ray_engine.py       the same by a pool of actors of Ray
+    ray_engine.py       the same by a pool of actors of Ray; ray_cluster.py which cluster
+    ray_actors.py       the actors; ray_rows.py rows of a Ray Dataset; ray_dealing.py these to those
     sites.py            which values are kept; selecting.py what of each
     feeding.py          the next batches, made beside the model; sizing.py how large they are
     running.py          a batch through the model
@@ -30,6 +31,6 @@ from __future__ import annotations
 from hookline.extractions.advancing import Advance, Estimate, Extraction
 from hookline.extractions.extract import extract
 from hookline.extractions.features import AddFeatures
-from hookline.extractions.ray_engine import RayCluster
+from hookline.extractions.ray_cluster import RayCluster
 
 __all__ = ["AddFeatures", "Advance", "Estimate", "Extraction", "RayCluster", "extract"]

@@ -12,7 +12,10 @@ from torch import nn
 
 from hookline.extractions.advancing import Advance, Extraction
 from hookline.extractions.local_engine import Job, extract_here
-from hookline.extractions.ray_engine import Plan, RayCluster, extract_with_ray
+from hookline.extractions.ray_actors import Plan
+from hookline.extractions.ray_cluster import RayCluster
+from hookline.extractions.ray_engine import extract_with_ray
+from hookline.extractions.ray_rows import RayRows, is_ray_dataset
 from hookline.extractions.selecting import Reduce
 from hookline.extractions.sites import SiteChoice, Sites
 from hookline.extractions.work import OnError, Work, remove_store
@@ -29,6 +32,7 @@ def extract(
     *,
     reduce: Reduce = None,
     column: str | None = None,
+    ids: str | None = None,
     prepare: Callable[[Any], Any] | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
     batch_size: int | None = None,
@@ -57,7 +61,8 @@ def extract(
         model: any `nn.Module`; it evaluates, without gradients, and ends after the last site.
             Of a module that runs several times in one forward, the first time counts.
         data: a data set, a list, tensor or array, any iterable, a `DataLoader`, or the path of
-            Parquet, JSON lines, text, images, `.npy` or `.safetensors`.
+            Parquet, JSON lines, text, images, `.npy` or `.safetensors`. A Ray Dataset goes, as Ray
+            reads it, to a pool of actors (see `engine`); its samples are its rows, dicts.
         sites: addresses and patterns, or a dict with what is kept of each.
         out: a folder, or an address that fsspec knows, such as `s3://bucket/name`.
         reduce: what is kept of a value. Nothing: a row for each sample, or where an attention mask
@@ -66,6 +71,8 @@ def extract(
             tokens; `"spatial"`: the mean over all dimensions after the second. Or a function of the
             value and the mask. Padding is left out of all of them.
         column: of samples that are dicts, the field that is the sample.
+        ids: of a Ray Dataset, the column of integers from 0 on that are the samples' numbers.
+            Without it a sample's number is its place in the order that Ray gives the rows in.
         prepare: makes of a sample what the model takes, such as a tokenizer.
         collate: makes a batch of a list of samples; the usual one pads tokens.
         batch_size: samples that go through the model at once; found by itself unless given. Where
@@ -95,6 +102,19 @@ def extract(
         "is_deterministic": deterministic,
     }
     rank, world = read_rank()
+    if is_ray_dataset(data):
+        if world > 1:
+            raise ValueError(
+                f"Ray deals the rows of a Ray Dataset out itself, and here are {world} ranks: "
+                "start one process, without torchrun"
+            )
+        data = RayRows(data, column=column, ids=ids, limit=options.pop("limit"))
+        engine = "ray" if engine == "local" else engine
+    elif ids is not None:
+        raise ValueError(
+            f"ids={ids!r} names the numbers of the rows of a Ray Dataset; a sample of a "
+            f"`{type(data).__name__}` has its position as its number: leave it out"
+        )
     if overwrite and not dry_run:
         _make_room(out, rank, world)
     if engine != "local" and not dry_run:

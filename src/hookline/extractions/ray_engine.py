@@ -1,34 +1,31 @@
 """An extraction by Ray: a pool of actors that each hold the model, and write to one store.
 
-What is to do is cut into tasks, runs of sample numbers. A task writes one shard, named after them:
-run again, after an actor or a machine was lost, it writes the same shard in the same place. Through
-Ray itself go the tasks and what was done of them, not the tensors.
+What is to do is cut into tasks, runs of sample numbers; through Ray itself go the tasks and what
+was done of them, not the tensors. Of a Ray Dataset the tasks are its rows, and Ray brings them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import os
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from hookline._errors import HooklineError
+from hookline._errors import HooklineError, StoreError
 from hookline.extractions.advancing import Advance, Extraction
-from hookline.extractions.sites import SiteChoice, Sites
-from hookline.extractions.sources import open_source
+from hookline.extractions.ray_actors import PREFIX, Actor, Plan, Tries
+from hookline.extractions.ray_cluster import RayCluster, import_ray, running_ray, shorten
+from hookline.extractions.ray_dealing import deal_rows
+from hookline.extractions.ray_rows import RayRows
 from hookline.extractions.wanted import Ids, Wanted
-from hookline.extractions.work import OnError, Work, check_room
+from hookline.extractions.work import check_room
 from hookline.stores import StoreWriter
+from hookline.stores.indexing import find_done, read_about
 from hookline.stores.layout import SHARDS
 
 _TASK = 1024
@@ -41,154 +38,7 @@ _BATCH = 64
 _BLOCKS = 4096
 """Ray holds each of its blocks apart; where there are more tasks, a block has several."""
 
-_TRIES = 5
-"""So often a task is begun: where its process dies each time, its samples may be what kills it."""
-
-_LEVEL = "RAY_BACKEND_LOG_LEVEL"
-_PREFIX = "ray-"
 _WINDOW = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class RayCluster:
-    """Which cluster does it, and how much of it."""
-
-    address: str | None = None
-    """Of a cluster that runs, `auto` for the one this machine is part of; None starts one here."""
-
-    actors: int | tuple[int, int] = 1
-    """How many hold the model: a number, or the fewest and the most."""
-
-    gpus: float = 0.0
-    """GPUs of each."""
-
-    cpus: float = 1.0
-    """Cores of each."""
-
-    task: int | None = None
-    """Samples of a task, which is what is done again after an actor was lost; found from the
-    number of samples unless given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What each actor does, in a form that can be sent to it."""
-
-    make_model: Callable[[], nn.Module] | nn.Module
-    data: Any
-    sites: Sites
-    reduce: Any
-    column: str | None
-    out: str
-    options: dict[str, Any]
-    """What `Work` takes besides."""
-    on_error: OnError
-
-    def start(self) -> tuple[Work, nn.Module]:
-        """Make the model and open the data."""
-        model = self.make_model
-        if not isinstance(model, nn.Module):
-            model = model()
-        device = self.options.get("device")
-        if device is not None:
-            model = model.to(device)
-        source = open_source(self.data, column=self.column)
-        return Work(
-            model, source, SiteChoice(model, self.sites, self.reduce), **self.options
-        ), model
-
-
-class Tries:
-    """Count how often each task was begun, in an actor of its own."""
-
-    def __init__(self) -> None:
-        self._begun: dict[str, int] = {}
-
-    def count(self, task: str) -> int:
-        """Give how often a task was begun, with this time."""
-        self._begun[task] = self._begun.get(task, 0) + 1
-        return self._begun[task]
-
-
-class Actor:
-    """Hold the model; do one task after the other.
-
-    What goes wrong is told with what was done, not raised: Ray would print it at length, and try
-    again what cannot work.
-    """
-
-    def __init__(self, paths: list[str], sealed: bytes, facts: dict[str, Any], tries: Any) -> None:
-        # A module that was found there may define the model, also where Ray did not look.
-        sys.path += [one for one in paths if one not in sys.path]
-        self._sealed, self._facts, self._tries = sealed, facts, tries
-        self._ready: tuple[Plan, Work, StoreWriter] | None = None
-
-    def __call__(self, tasks: dict[str, Any]) -> dict[str, Any]:
-        """Do tasks; give what was done of them."""
-        told: dict[str, list[Any]] = {"samples": [], "bytes": [], "failed": [], "error": []}
-        for begins, ends in zip(tasks["begins"], tasks["ends"], strict=True):
-            runs = list(zip(np.asarray(begins).tolist(), np.asarray(ends).tolist(), strict=True))
-            advance, failed, error = Advance(), {}, b""
-            try:
-                failed = self._do(runs, advance)
-            except Exception as found:
-                error = _seal_error(found)
-            told["samples"].append(advance.samples)
-            told["bytes"].append(advance.bytes)
-            told["failed"].append("\0".join(f"{id} {why}" for id, why in failed.items()))
-            told["error"].append(error)
-        return told
-
-    def _do(self, runs: list[tuple[int, int]], advance: Advance) -> dict[int, str]:
-        """Do one task; give the samples that failed."""
-        shard = name_shard(runs)
-        if _import_ray().get(self._tries.count.remote(shard)) > _TRIES:
-            raise HooklineError(
-                f"the process died {_TRIES} times at samples {runs[0][0]} to {runs[-1][1] - 1}: "
-                "too little memory, or a sample that crashes the model. Smaller tasks "
-                "(`hl.RayCluster(task=...)`) tell which"
-            )
-        if self._ready is None:
-            self._ready = self._start()
-        plan, work, writer = self._ready
-        wanted = Wanted.of_ranges(runs)
-        result = work.do(writer, wanted, advance, on_error=plan.on_error, shard=shard)
-        return result.failed
-
-    def _start(self) -> tuple[Plan, Work, StoreWriter]:
-        """Make the model, and open the data and the store."""
-        plan: Plan = _import_ray().cloudpickle.loads(self._sealed)
-        self._sealed = b""
-        work, _ = plan.start()
-        writer = StoreWriter(
-            plan.out,
-            name=f"{_PREFIX}{uuid.uuid4().hex[:12]}",
-            facts=self._facts,
-            shard_bytes=1 << 62,
-            shard_seconds=float("inf"),
-        )
-        return plan, work, writer
-
-
-def name_shard(runs: Sequence[tuple[int, int]]) -> str:
-    """Name the shard of a task after all its samples: done again, it is in the same place.
-
-    Where the first run begins and the last one ends is not enough: what was left out between them
-    is done later, in a task of its own.
-    """
-    digest = hashlib.sha256(repr([(int(begin), int(end)) for begin, end in runs]).encode())
-    return f"ids-{runs[0][0]:012d}-{runs[-1][1]:012d}-{digest.hexdigest()[:12]}"
-
-
-def _seal_error(error: Exception) -> bytes:
-    """Give an error so that another process can raise it."""
-    cloudpickle = _import_ray().cloudpickle
-    with contextlib.suppress(Exception):
-        sealed: bytes = cloudpickle.dumps(error)
-        cloudpickle.loads(sealed)  # not all that can be packed can be unpacked
-        return sealed
-    plain: bytes = cloudpickle.dumps(HooklineError(f"{type(error).__name__}: {error}"))
-    return plain
 
 
 def extract_with_ray(
@@ -198,92 +48,89 @@ def extract_with_ray(
     on_progress: Callable[[Advance], None] | None = None,
 ) -> Extraction:
     """Do all that is not in the store yet, on a cluster."""
-    ray = _import_ray()
+    ray = import_ray()
     work, _ = replace(plan, options=plan.options | {"device": None}).start()
-    writer = StoreWriter(plan.out, name="ray", facts=work.facts())
+    facts = work.facts()
+    writer = StoreWriter(plan.out, name="ray", facts=facts)
     work.check(writer.facts, writer.place.name)
     wanted, advance = work.find_left(writer)
-    if advance.total is None:
+    result = Extraction(writer.place.name, advance)
+    size = None if advance.total is None else work.size
+    del work  # the model is with the actors
+    if isinstance(plan.data, RayRows):
+        done = Wanted.everything().without(wanted)
+        if plan.data.ids is not None and advance.before:
+            advance.total = None  # which rows are done is known once they are read
+        told = deal_rows(ray, plan, facts, cluster, done, find_sizes(plan, cluster, advance.total))
+    elif size is None or advance.total is None:
         raise HooklineError(
             "Ray deals samples out by their numbers, so it has to be known how many there are: "
             "give data with a length, or files"
         )
-    result = Extraction(writer.place.name, advance)
-    batch = plan.options.get("batch_size") or _BATCH
-    size = cluster.task or find_task(advance.total, _most_actors(cluster), batch)
-    tasks = list(cut_tasks(wanted, work.size, size))
-    if not tasks:
+    else:
+        count = find_sizes(plan, cluster, advance.total)(0)
+        told = _run(ray, plan, facts, cluster, list(cut_tasks(wanted, size, count)))
+    if advance.total == 0:
         return result
     _sweep(writer)
-    facts = work.facts()
-    del work  # the model is with the actors
-    with _running_ray(ray, cluster):
-        for told in _run(ray, plan, facts, cluster, tasks):
-            is_first = not advance.samples
-            advance.samples += int(told["samples"])
-            advance.bytes += int(told["bytes"])
-            for text in filter(None, str(told["failed"]).split("\0")):
-                id, _, why = text.partition(" ")
-                result.failed[int(id)] = why
-            if told["error"]:
-                raise ray.cloudpickle.loads(told["error"])
-            if is_first:
-                check_room(writer.place, advance, advance.total)
-            advance.seconds = time.perf_counter() - advance.begun
+    with running_ray(ray, cluster), contextlib.closing(told) as found:
+        for one in found:
+            _take_in(ray, one, result, writer)
             if on_progress is not None:
                 on_progress(advance)
     _sweep(writer)
+    if isinstance(plan.data, RayRows) and plan.data.ids is not None:
+        _check_numbers(writer, advance, plan.data.ids)
     result.failed = dict(sorted(result.failed.items()))
     return result
 
 
-def _most_actors(cluster: RayCluster) -> int:
-    return cluster.actors[1] if isinstance(cluster.actors, tuple) else cluster.actors
+def _take_in(ray: Any, told: dict[str, Any], result: Extraction, writer: StoreWriter) -> None:
+    """Take into account what was done of a task."""
+    advance = result.advance
+    is_first = not advance.samples
+    advance.samples += int(told["samples"])
+    advance.bytes += int(told["bytes"])
+    for text in filter(None, str(told["failed"]).split("\0")):
+        id, _, why = text.partition(" ")
+        result.failed[int(id)] = why
+    if told["error"]:
+        raise ray.cloudpickle.loads(told["error"])
+    if is_first:
+        check_room(writer.place, advance, advance.total)
+    advance.seconds = time.perf_counter() - advance.begun
+
+
+def _check_numbers(writer: StoreWriter, advance: Advance, column: str) -> None:
+    """Refuse numbers that several samples had; of each the store gives one."""
+    about = read_about(writer.place)
+    held = 0 if about is None else len(find_done(writer.place, about.columns))
+    missing = advance.before + advance.samples - held
+    if missing > 0:
+        raise StoreError(
+            f"{missing:,} samples have a number that another has too: the column `{column}` that "
+            f"ids= names does not tell samples apart. `{writer.place.name}` holds one of each"
+        )
+
+
+def find_sizes(plan: Plan, cluster: RayCluster, total: int | None) -> Callable[[int], int]:
+    """Give a function that says how many samples a task has that comes after so many.
+
+    Where it is not known how many there are in all, tasks become larger as more of them come.
+    """
+    batch, (_, most) = plan.options.get("batch_size") or _BATCH, cluster.pool
+
+    def find(seen: int) -> int:
+        known = max(seen, _FEW * most * batch) if total is None else total
+        return cluster.task or find_task(known, most, batch)
+
+    return find
 
 
 def find_task(total: int, actors: int, batch: int) -> int:
     """Give how many samples a task has: many whole batches, but some tasks for each actor."""
     size = max(1, total // _MANY, min(_TASK, -(-total // (_FEW * actors))))
     return size if size < batch else -(-size // batch) * batch
-
-
-@contextlib.contextmanager
-def _running_ray(ray: Any, cluster: RayCluster) -> Iterator[None]:
-    """Have Ray run: as it does already, or one of its own, which says nothing that need not be."""
-    if ray.is_initialized():
-        yield
-        return
-    level = os.environ.get(_LEVEL)
-    os.environ.setdefault(_LEVEL, "fatal")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if cluster.address is None and "RAY_ADDRESS" not in os.environ:
-        options["include_dashboard"] = False
-    try:
-        with _hushed():
-            ray.init(address=cluster.address, **options)
-        yield
-    finally:
-        ray.shutdown()
-        if level is None:
-            os.environ.pop(_LEVEL, None)
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep what is written to the standard error, from any language; pass it on after an error."""
-    with tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
-        shown = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            file.seek(0)
-            os.write(shown, file.read())
-            raise
-        finally:
-            os.dup2(shown, 2)
-            os.close(shown)
 
 
 def cut_tasks(wanted: Wanted, size: int, count: int) -> Iterator[dict[str, list[int]]]:
@@ -313,9 +160,9 @@ def _run(
     facts: dict[str, Any],
     cluster: RayCluster,
     tasks: list[dict[str, list[int]]],
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any]]:
     """Have the tasks done by a pool of actors; give what was done of each as it is done."""
-    fewest, most = cluster.actors if isinstance(cluster.actors, tuple) else (cluster.actors,) * 2
+    fewest, most = cluster.pool
     # Ray itself tries again without end.
     tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Tries).remote()
     context = ray.data.DataContext.get_current().copy()
@@ -338,32 +185,15 @@ def _run(
             yield from found.iter_rows()
         except ray.exceptions.RayError as error:
             raise HooklineError(
-                f"Ray gave up: {_shorten(error)}. Every finished shard stays; run the same again "
+                f"Ray gave up: {shorten(error)}. Every finished shard stays; run the same again "
                 "to go on"
             ) from error
         finally:
             logger.setLevel(level)
 
 
-def _shorten(error: Exception) -> str:
-    """Give the first line that an error of Ray says something in."""
-    lines = [one.strip() for one in str(error).splitlines() if one.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ")
-
-
 def _sweep(writer: StoreWriter) -> None:
-    """Remove what actors that were lost have begun."""
+    """Remove what actors that are gone have left: shards that they had begun, and locks."""
     if writer.place.local is not None:
-        for path in (writer.place.local / SHARDS).glob(f".{_PREFIX}*.part"):
+        for path in (writer.place.local / SHARDS).glob(f".{PREFIX}*"):
             path.unlink(missing_ok=True)
-
-
-def _import_ray() -> Any:
-    # Its own word about what it sends home, and about a file system it may not need.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ImportError(f'this needs Ray ({error}): pip install "hookline[ray]"') from None
-    return ray

@@ -29,6 +29,8 @@ def open_source(data: Any, *, column: str | None = None) -> Source:
 
     `column` picks one field of samples that are dicts, or the tensor of a `.safetensors` file.
     """
+    if isinstance(data, Source):
+        return data
     if isinstance(data, (str, os.PathLike)):
         return _open_path(os.fspath(data), column)
     if isinstance(data, DataLoader):
