@@ -304,3 +304,21 @@ def test_deterministic_rows_that_have_no_mask_are_not_filled_up(tmp_path: Path) 
         Sums(), data, "same", tmp_path / "out", deterministic=True, batch_size=4
     ).open()
     assert store["same"][:].flatten().tolist() == [6, 2, 14, 4]
+
+
+def test_the_same_extraction_started_twice_is_refused(tmp_path: Path) -> None:
+    samples, out = numbered(12), tmp_path / "out"
+    hl.extract(Layers(), samples, "first", out, limit=8)
+    before = {one: one.read_bytes() for one in out.rglob("*.safetensors")}
+    with hl.StoreWriter(out, name="part") as other:
+        other.claim()
+        model = Layers()
+        with pytest.raises(hl.StoreError, match="under the same name `part`: wait until that has"):
+            hl.extract(model, samples, "first", out)
+        assert not model.seen  # it is told before anything is done
+    assert {one: one.read_bytes() for one in out.rglob("*.safetensors")} == before
+    with pytest.raises(SampleError, match="no such word") as told:
+        hl.extract(Touchy(11), samples, "inner.first", tmp_path / "b")
+    # An error that somebody holds does not hold the name.
+    assert len(hl.extract(Touchy(), samples, "inner.first", tmp_path / "b").open()) == 12
+    assert told.value is not None

@@ -128,6 +128,9 @@ def make_deadly(point: str) -> None:
 def kill_at_moments(folder: Path, seed: int) -> list[int]:
     """Kill one writer after the other; let the last one go on to the end."""
     chance = random.Random(seed)
+    begun = time.monotonic()
+    finish(folder.with_name(f"{folder.name}-measured"), STEP)
+    most = 2 * (time.monotonic() - begun)  # a machine with much to do needs longer
     counts = []
     for number in range(1, MOMENTS + 1):
 
@@ -136,7 +139,7 @@ def kill_at_moments(folder: Path, seed: int) -> list[int]:
             signal.pause()
 
         child = fork(go_on)
-        time.sleep(chance.uniform(0.0, 0.12))
+        time.sleep(chance.uniform(0.0, most))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         counts.append(count(folder))

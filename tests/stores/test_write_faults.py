@@ -94,7 +94,7 @@ def test_full_disk_is_said_of_small_shards(
     write_samples(tmp_path, range(20))
     with monkeypatch.context() as patch:
         if function == "open":
-            patch.setattr(Path, "open", refuse(errno.EDQUOT, Path.open, 5))
+            patch.setattr(Path, "open", refuse(errno.EDQUOT, Path.open, 6))
         else:
             patch.setattr(os, "fsync", refuse(errno.EDQUOT, os.fsync, 5))
         with pytest.raises(RunWriteError, match="cannot be written: Disk quota exceeded"):

@@ -61,10 +61,13 @@ def _do(
         return plan(work)
     name = "part" if world == 1 else f"rank{rank}"
     writer = StoreWriter(job.out, name=name, facts=work.facts(), shard_bytes=job.shard_bytes)
-    work.check(writer.facts, writer.place.name)
-    return work.run(
-        writer, on_error=job.on_error, on_progress=job.on_progress, rank=rank, world=world
-    )
+    with writer:
+        work.check(writer.facts, writer.place.name)
+        if writer.columns is not None:
+            writer.claim()  # at once, before the model has worked for nothing
+        return work.run(
+            writer, on_error=job.on_error, on_progress=job.on_progress, rank=rank, world=world
+        )
 
 
 def _follow(job: Job, team: Team) -> Extraction:

@@ -4,6 +4,7 @@
     places.py          a folder of this machine, or one that fsspec reaches
     direct_files.py    a large file, written past the page cache
     shard_writing.py   one shard; writing.py all of them
+    locking.py         who writes under a name, and what writers that are gone have begun
     shard_reading.py   one shard; store.py all of them, stored_columns.py by column
     rows_at.py         rows from all over, many on their way at once
     indexing.py        what the store says of itself, and a line for each shard

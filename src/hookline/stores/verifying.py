@@ -19,6 +19,7 @@ import numpy as np
 from hookline._errors import CorruptShard, NewerRun, StoreError
 from hookline.stores.indexing import describe_ids, list_shards, need_about, read_line
 from hookline.stores.layout import ABOUT, INDEX, SHARDS, Column, check_file_name
+from hookline.stores.locking import find_writer, is_held
 from hookline.stores.places import Place, open_place
 from hookline.stores.shard_reading import Integers, Shard, read_integers
 
@@ -225,6 +226,9 @@ def _judge_parts(place: Place, verdict: Verdict, repair: bool) -> None:
         for path in sorted((place.local / folder).glob(".*")):
             found = _PART.fullmatch(path.name)
             if found is None or _is_running(int(found[1])):
+                continue
+            writer = find_writer(path.name)
+            if writer is not None and is_held(path.parent, writer):
                 continue
             name = f"{folder}{path.name}"
             verdict.problems.append((name, "was never finished"))

@@ -30,6 +30,7 @@ from hookline.stores.indexing import (
     write_about,
 )
 from hookline.stores.layout import INDEX, SHARDS, SUFFIX, Column, check_column_name, check_file_name
+from hookline.stores.locking import Lock, sweep_parts, take
 from hookline.stores.places import open_place, telling_of
 from hookline.stores.shard_reading import Integers
 from hookline.stores.shard_writing import Group, ShardWriter
@@ -45,7 +46,8 @@ class StoreWriter:
 
     Args:
         out: a folder, or an address that fsspec knows, such as `s3://bucket/name`.
-        name: of this writer. Two that write at the same time need two names.
+        name: of this writer. Two that write at the same time need two names; on this machine the
+            second is refused.
         facts: what the store says of itself, if it is new; JSON has to be able to hold it.
         shard_bytes: a shard is finished when it has so many bytes,
         shard_seconds: or when it was begun so long ago: a crash costs no more work than that.
@@ -81,9 +83,12 @@ class StoreWriter:
         self._shard: ShardWriter | None = None
         self._begun = 0.0
         self._ids: list[Integers] = []
-        self._number = self._find_number()
+        self._number = 0
+        self._lock: Lock | None = None
+        self._is_claimed = False
         self._thread: ThreadPoolExecutor | None = None
         self._process = os.getpid()
+        self._sweep()
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -101,6 +106,14 @@ class StoreWriter:
                 raise
             # What was raised before says more.
             error.add_note(f"What came last is not in `{self.place.name}`: {failure}")
+
+    def claim(self) -> None:
+        """Have the name, until this is closed; refuse where another process has it.
+
+        The first samples do that too. Where a place is not on this machine, nobody can tell.
+        """
+        if not self._is_claimed:
+            self._run(self._claim)
 
     def find_done(self) -> Integers:
         """Give the numbers of the samples that the store holds already, in order."""
@@ -130,6 +143,7 @@ class StoreWriter:
                 f"the writer `{self.name}` belongs to the process that this one was forked from: "
                 "begin another here, under a name of its own"
             )
+        self.claim()
         if not self._pending and self._shard is None:
             self._begun = time.monotonic()
         self._pending.append((numbers, dict(values)))
@@ -163,11 +177,16 @@ class StoreWriter:
                 if self._thread is not None:
                     self._thread.shutdown()
                     self._thread = None
+                if self._lock is not None:
+                    self._lock.release()
+                self._lock, self._is_claimed = None, False
 
     def _run(self, work: Callable[..., None], *given: Any) -> None:
         """Do something in a thread of its own: Ctrl-C comes before it or after it, not between."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "hookline-write")
+            thread = ThreadPoolExecutor(1, "hookline-write")
+            thread.submit(int).result()  # one that Ctrl-C finds starting is waited for by nobody
+            self._thread = thread
         job = self._thread.submit(work, *given)
         try:
             job.result()
@@ -176,6 +195,16 @@ class StoreWriter:
             raise
         finally:
             del job  # it holds the error, which holds this frame
+
+    def _claim(self) -> None:
+        if self.place.local is not None:
+            with telling_of(self.place.name):
+                folder = self.place.local / SHARDS
+                folder.mkdir(parents=True, exist_ok=True)
+                self._lock = take(folder, self.name, self.place.name)
+        # Not before: until now another one of the same name may have finished shards.
+        self._number = self._find_number()
+        self._is_claimed = True
 
     def _put(self, pending: list[tuple[Integers, dict[str, Rows]]], group: Group) -> None:
         """Add a group to the shard; without one, begin it."""
@@ -248,19 +277,19 @@ class StoreWriter:
         self._run(self._put, pending, Group(ids, rows, ends))
 
     def _find_number(self) -> int:
-        """Give the number of the next shard of this name; remove what was not finished."""
+        """Give the number of the next shard of this name."""
         mine = re.compile(rf"{re.escape(self.name)}-(\d+){re.escape(SUFFIX)}")
         # A name that is in the index is not used again, though its shard is gone: until the new
         # shard has a line, the old one would speak for it.
         files = {*list_shards(self.place), *read_index(self.place)}
         numbers = [int(found[1]) for file in files if (found := mine.fullmatch(file))]
-        if self.place.local is not None:
-            part = re.compile(rf"\.{mine.pattern}\.\d+\.part")
-            for path in (self.place.local / SHARDS).glob(".*.part"):
-                if part.fullmatch(path.name):
-                    with telling_of(self.place.name):
-                        path.unlink(missing_ok=True)
         return max(numbers, default=-1) + 1
+
+    def _sweep(self) -> None:
+        """Remove what was begun by writers that are gone."""
+        if self.place.local is not None:
+            with telling_of(self.place.name):
+                sweep_parts(self.place.local / SHARDS, self.name)
 
 
 def _find_column(name: str, rows: Rows) -> Column:
