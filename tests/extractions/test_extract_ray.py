@@ -97,6 +97,13 @@ def test_a_shard_is_named_after_all_its_samples() -> None:
     assert len(names) == 3
 
 
+def test_a_second_driver_is_refused(tmp_path: Path) -> None:
+    with hl.StoreWriter(tmp_path / "out", name="ray") as other:
+        other.claim()
+        with pytest.raises(hl.StoreError, match="under the same name `ray`"):
+            hl.extract(Layers(), numbered(6), "first", tmp_path / "out", engine="ray")
+
+
 @pytest.mark.slow
 def test_two_nodes_make_the_same_bits_as_one_process(tmp_path: Path, cluster: Any) -> None:
     sites = ["block", "out"]

@@ -72,13 +72,15 @@ def extract_with_ray(
         told = _run(ray, plan, facts, cluster, list(cut_tasks(wanted, size, count)))
     if advance.total == 0:
         return result
-    _sweep(writer)
-    with running_ray(ray, cluster), contextlib.closing(told) as found:
-        for one in found:
-            _take_in(ray, one, result, writer)
-            if on_progress is not None:
-                on_progress(advance)
-    _sweep(writer)
+    with writer:
+        writer.claim()  # another driver would take what its actors write for what they have left
+        _sweep(writer)
+        with running_ray(ray, cluster), contextlib.closing(told) as found:
+            for one in found:
+                _take_in(ray, one, result, writer)
+                if on_progress is not None:
+                    on_progress(advance)
+        _sweep(writer)
     if isinstance(plan.data, RayRows) and plan.data.ids is not None:
         _check_numbers(writer, advance, plan.data.ids)
     result.failed = dict(sorted(result.failed.items()))
