@@ -59,7 +59,8 @@ def _work_ddp(rank: int) -> dict[str, Any]:
 
     model = DistributedDataParallel(_model())
     before = _hooks(model)
-    with hl.capture(model, "0", "0.weight:grad", "", grads=True) as got:
+    asked = ("0", "0.weight:grad", "0.weight:local_grad", "")
+    with hl.capture(model, *asked, grads=True) as got:
         out = model(x)
         out.square().sum().backward()
     found: dict[str, Any] = {
@@ -69,7 +70,8 @@ def _work_ddp(rank: int) -> dict[str, Any]:
         "out": got[""].output,
         "hidden": got["0"].output,
         "hidden grad": got["0:output.grad"],
-        "local grad": got["0.weight:grad"],
+        "local grad": got["0.weight:local_grad"],
+        "reduced grad": got["0.weight:grad"],
         "final grad": model.module[0].weight.grad,
         "plain grad": plain.module[0].weight.grad,
         "is clean": _hooks(model) == before,
@@ -92,11 +94,11 @@ def _work_ddp(rank: int) -> dict[str, Any]:
 
     model.register_comm_hook(None, communicate)
     model.zero_grad()
-    with hl.capture(model, "0.weight:grad") as got:
+    with hl.capture(model, "0.weight:local_grad") as got:
         model(x).square().sum().backward()
     found["comm hook calls"] = len(seen)
     found["unreduced grad"] = model.module[0].weight.grad
-    found["local grad again"] = got["0.weight:grad"]
+    found["local grad again"] = got["0.weight:local_grad"]
     return found
 
 
@@ -133,11 +135,12 @@ def test_ddp_values_and_gradients_are_this_ranks_own(ranks: Any) -> None:
         torch.testing.assert_close(found["hidden grad"], expected["hidden grad"][rank])
 
 
-def test_ddp_parameter_gradient_is_local_and_the_final_one_is_the_mean(ranks: Any) -> None:
+def test_ddp_local_and_reduced_gradients_of_parameters_have_names_of_their_own(ranks: Any) -> None:
     expected = _reference()
     for rank, found in enumerate(one["ddp"] for one in ranks):
         torch.testing.assert_close(found["local grad"], expected["weight grad"][rank])
         torch.testing.assert_close(found["final grad"], expected["mean grad"])
+        assert torch.equal(found["reduced grad"], found["final grad"])
 
 
 def test_ddp_training_is_bit_identical_while_captured(ranks: Any) -> None:
