@@ -14,7 +14,7 @@ demo: .venv/.ready  ## see what hookline does, on a small model
 	@$(BIN)/python -m hookline.demo
 
 test: .venv/.ready  ## run the tests in two processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.ready  ## check format, style and types
 	$(BIN)/ruff format --check .
