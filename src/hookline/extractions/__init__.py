@@ -15,6 +15,7 @@
     tokenizing.py       texts as a language model takes them
     sources.py          `open_source`: from what was given to a source
     samples.py          what every source can do; a sample that cannot be read
+    probing.py          a few samples in short, to tell other data of the same length apart
     wanted.py           which ids are to be read, as ranges and shares
     object_sources.py   rows, streams and data loaders
     file_sources.py     lines of text and JSON, and rows of `.npy` and `.safetensors` files

@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from hookline.extractions.collating import size_of
+from hookline.extractions.probing import Probe, probe_samples
 from hookline.extractions.samples import Source, digest, follow, pick_column, read_sample
 from hookline.extractions.wanted import Ids, Wanted
 
@@ -38,10 +39,18 @@ class Rows(Source):
         """Give what was said of the rows when they were opened."""
         return self._fingerprint
 
+    def probe(self) -> Probe | None:
+        """Give digests of a few rows."""
+        assert self.size is not None
+        return probe_samples(self._take, self.size)
+
     def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
         """Yield the wanted rows, and read no other."""
         for number in wanted.ids(self.size):
-            yield number, read_sample(number, self._read, number, self._column)
+            yield number, self._take(number)
+
+    def _take(self, number: int) -> Any:
+        return read_sample(number, self._read, number, self._column)
 
 
 def rows_of(data: Any, *, column: str | None = None) -> Rows:
@@ -111,6 +120,15 @@ class Batches(Source):
         workers, batch = self._loader.num_workers, self._loader.batch_size
         order = f", batches of {batch} by {workers} workers" if workers > 1 else " in batches"
         return _describe(data, f"a stream{order}", self._column)
+
+    def probe(self) -> Probe | None:
+        """Give digests of a few samples of the data set, where it has any by position."""
+        data: Any = self._loader.dataset
+        if isinstance(data, IterableDataset) or self.size is None:
+            return None
+        return probe_samples(
+            lambda number: read_sample(number, data.__getitem__, number), self.size
+        )
 
     def samples(self, wanted: Wanted) -> Iterator[tuple[Ids, Any]]:
         """Yield the batches that hold a wanted sample, each after the ids of all its rows."""

@@ -62,6 +62,10 @@ class Source(ABC):
     def fingerprint(self) -> str:
         """Give a text that tells other data apart, the same in every process."""
 
+    def probe(self) -> dict[str, str] | None:
+        """Give digests of a few samples by position; None where none can be read by itself."""
+        return None
+
     @abstractmethod
     def samples(self, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
         """Yield the wanted samples, each after its id, ascending; `Broken` for an unreadable one.

@@ -18,6 +18,7 @@ from hookline import _trees
 from hookline._errors import RunWriteError, StoreError
 from hookline.extractions.advancing import Advance, Estimate, Extraction, show_bytes
 from hookline.extractions.feeding import Batch, Feed
+from hookline.extractions.probing import differ
 from hookline.extractions.running import Failed, Made, ModelFailed, Runner, bytes_of, evaluating
 from hookline.extractions.samples import SampleError, Source
 from hookline.extractions.saving import Saver
@@ -68,6 +69,7 @@ class Work:
         """
         self._model, self._source, self._choice = model, source, choice
         self._team, self._named = team, named
+        self._facts: dict[str, Any] | None = None
         if team is not None and batch_size is None:
             batch_size = _SHARED  # how fast a batch is, or whether it fits, differs between ranks
         self._prepare, self._collate = prepare, collate
@@ -91,25 +93,39 @@ class Work:
 
     def facts(self) -> dict[str, Any]:
         """Say what is extracted of what, so that a store can tell."""
-        if self._named is None:
-            self._named = name_model(self._model)
-        return {
+        if self._facts is not None:
+            return self._facts
+        source, named = self._source, self._named
+        self._facts = {
             "sites": self._choice.facts(),
-            "model": dict(self._named),
-            "data": {"name": self._source.name, "fingerprint": self._source.fingerprint()},
+            "model": dict(name_model(self._model) if named is None else named),
+            "data": {
+                "name": source.name,
+                "fingerprint": source.fingerprint(),
+                "samples": source.probe(),
+            },
             "dtype": None if self._dtype is None else name_dtype(self._dtype),
             "prepare": None if self._prepare is None else _name(self._prepare),
             "deterministic": self._is_deterministic,
         }
+        return self._facts
 
     def check(self, there: Mapping[str, Any], place: str) -> None:
         """Refuse to add to a store that says of itself that it holds something else."""
         mine = json.loads(json.dumps(self.facts()))
         other = [key for key in _SAME if _without_name(there.get(key)) != _without_name(mine[key])]
-        if other:
-            told = "; ".join(f"{key}: {there.get(key)} there, {mine[key]} now" for key in other)
+        told = [f"{key}: {there.get(key)} there, {mine[key]} now" for key in other]
+        known = there.get("data")
+        samples = differ(
+            known.get("samples") if isinstance(known, Mapping) else None, mine["data"]["samples"]
+        )
+        if samples and not told:
+            told = [
+                f"data: as many samples of the same type, but others, such as sample {samples[0]}"
+            ]
+        if told:
             raise StoreError(
-                f"`{place}` holds another extraction ({told}). Name another folder, or "
+                f"`{place}` holds another extraction ({'; '.join(told)}). Name another folder, or "
                 "replace it with overwrite=True. A model of random weights needs a seed to be "
                 "the same"
             )
