@@ -199,3 +199,48 @@ def test_left_padding_reaches_the_store_as_right_padding_does(tmp_path: Path) ->
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)
             assert one.isfinite().all()
+
+
+class Pools(nn.Module):
+    """Values of tokens, of samples and of queries; there are as many of each in some batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.pool, self.ask = nn.Embedding(50, 6), nn.Identity(), nn.Identity()
+        self.score = nn.Identity()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = self.embed(input_ids)
+        self.score(hidden.sum(2))
+        self.ask(hidden.mean(1, keepdim=True).expand(-1, 4, -1))
+        out: Tensor = self.pool(hidden.mean(1))
+        return out
+
+
+def words(*lengths: int) -> list[dict[str, list[int]]]:
+    """Make samples of so many tokens."""
+    return [{"input_ids": list(range(1, one + 1))} for one in lengths]
+
+
+@pytest.mark.parametrize("lengths", [(6, 6, 6, 6), (6, 6, 2, 3), (2, 3, 6, 6), (4, 4, 6, 6)])
+def test_a_pooled_value_is_a_row_also_with_as_many_channels_as_tokens(
+    tmp_path: Path, lengths: tuple[int, ...]
+) -> None:
+    model, data = Pools(), words(*lengths)
+    sites = {"pool": None, "embed:input.input": None, "score": "tokens"}
+    for batch in (1, 2, 4):
+        store = hl.extract(model, data, sites, tmp_path / str(batch), batch_size=batch).open()
+        assert store["pool"][:].shape == (4, 6)
+        assert store["score"].lengths.tolist() == list(lengths)
+        ids = [one.tolist() for one in store["embed:input.input"][:]]
+        assert ids == [one["input_ids"] for one in data]
+
+
+def test_queries_stay_queries_where_a_batch_has_as_many_tokens(tmp_path: Path) -> None:
+    model, out = Pools(), tmp_path / "out"
+    data = words(5, 6, 4, 4, 4, 3)
+    store = hl.extract(model, data, "ask", out, batch_size=2, limit=4).open()
+    assert store["ask"][:].shape == (4, 4, 6)
+    # Also where those come first, in a store that knows better.
+    hl.extract(model, data, "ask", out, batch_size=1)
+    assert hl.open_store(out)["ask"][:].shape == (6, 4, 6)

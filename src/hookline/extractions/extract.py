@@ -66,10 +66,11 @@ def extract(
         sites: addresses and patterns, or a dict with what is kept of each.
         out: a folder, or an address that fsspec knows, such as `s3://bucket/name`.
         reduce: what is kept of a value. Nothing: a row for each sample, or where an attention mask
-            comes with the batch, a row for each token. `"tokens"`: a row for each token in any
-            case. `"last"`, `"first"`, or a number: one token; `"mean"`, `"max"`, `"sum"`: over the
-            tokens; `"spatial"`: the mean over all dimensions after the second. Or a function of the
-            value and the mask. Padding is left out of all of them.
+            comes with the batch, a row for each token, but of a pooled value `[samples, width]` a
+            row for each sample. `"tokens"`: a row for each token in any case. `"last"`,
+            `"first"`, or a number: one token; `"mean"`, `"max"`, `"sum"`: over the tokens;
+            `"spatial"`: the mean over all dimensions after the second. Or a function of the value
+            and the mask. Padding is left out of all of them.
         column: of samples that are dicts, the field that is the sample.
         ids: of a Ray Dataset, the column of integers from 0 on that are the samples' numbers.
             Without it a sample's number is its place in the order that Ray gives the rows in.

@@ -85,6 +85,8 @@ class Runner:
         self._capture = capture(model, *choice.where, visits=0, stop=True, full=is_spread(model))
         self._takes_mask = _takes(model, "attention_mask")
         self._transfers = Transfers()
+        self.tokenless: set[str] = set()
+        """Values that have no tokens, though one may have as many rows by chance."""
         self.most: int | None = None
         """The most samples that fit in memory together, once that is known."""
 
@@ -161,7 +163,10 @@ class Runner:
         with torch.no_grad():
             for address, value in got.tensors().items():
                 reduce = self._choice.reduce_of(address)
-                rows = select_rows(value, mask, reduce, count=len(ids), name=address)
+                if mask is not None and value.shape[:2] != mask.shape:
+                    self.tokenless.add(address)
+                own = None if reduce is None and address in self.tokenless else mask
+                rows = select_rows(value, own, reduce, count=len(ids), name=address)
                 if isinstance(rows, Ragged):
                     values[address] = list(self._send(rows.rows, travels).split(rows.lengths))
                 else:

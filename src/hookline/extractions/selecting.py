@@ -68,8 +68,9 @@ def select_rows(
 ) -> Rows:
     """Give what is kept of each sample: one row of each, or any number of them.
 
-    What there is to find out of a mask is found where it lies, which is the host as a rule: so
-    nobody waits for a device.
+    Where nothing says how, a value of the mask's shape has tokens; but not one of two dimensions,
+    unless it holds whole numbers: that is pooled as a rule. What there is to find out of a mask is
+    found where it lies, which is the host as a rule: so nobody waits for a device.
     """
     if callable(reduce):
         kept = reduce(value, mask)
@@ -87,7 +88,9 @@ def select_rows(
         )
     own = None if mask is None or mask.shape != value.shape[:2] else mask.bool()
     if reduce is None:
-        return value if own is None else _keep_tokens(value, own)
+        # A pooled value may well have as many channels as a batch has tokens.
+        is_pooled = value.dim() == 2 and (value.is_floating_point() or value.is_complex())
+        return value if own is None or is_pooled else _keep_tokens(value, own)
     if reduce == "spatial":
         return _average(value.flatten(2), None, 2) if value.dim() > 2 else value
     if value.dim() < 2:

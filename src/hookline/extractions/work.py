@@ -187,6 +187,7 @@ class Work:
                 self._feed(wanted) as batches,
             ):
                 runner = self._runner()
+                runner.tokenless = _find_tokenless(writer)
                 for batch in batches:
                     start = time.perf_counter()
                     weight = self._run_batch(runner, batch, saver, wanted, on_error)
@@ -351,6 +352,11 @@ def _free_bytes(folder: Path | None) -> int | None:
         except OSError:
             return None
     return None
+
+
+def _find_tokenless(writer: StoreWriter) -> set[str]:
+    """Name the columns of a store that hold a row for each sample."""
+    return {name for name, one in (writer.columns or {}).items() if not one.is_ragged}
 
 
 def _without_name(fact: Any) -> Any:
