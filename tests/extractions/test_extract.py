@@ -431,3 +431,51 @@ def test_samples_come_in_the_order_of_the_data_whatever_the_type(tmp_path: Path)
     (tmp_path / "rows.npy").rename(moved / "rows.npy")
     again = hl.extract(model, str(moved / "rows.npy"), "first", tmp_path / "out")
     assert (again.advance.samples, again.advance.before) == (0, 11)
+
+
+DAMAGE = {
+    "empty": "",
+    "cut off": '{"version": 1, "colu',
+    "no columns": '{"version": 1, "facts": {}}',
+    "a list": "[]",
+    "a dtype": '{"version": 1, "facts": {}, "columns": [{"name": "x", "dtype": "Q", "shape": []}]}',
+}
+
+
+@pytest.mark.parametrize("text", DAMAGE.values(), ids=DAMAGE)
+def test_a_store_that_does_not_know_itself_is_replaced(tmp_path: Path, text: str) -> None:
+    model, samples, out = Layers(), numbered(6), tmp_path / "out"
+    hl.extract(model, samples, "first", out, limit=4)
+    (out / "store.json").write_text(text)
+    before = files_in(out)
+    words = r"store.json` is damaged: .*put a copy of it back .* begins anew with overwrite=True"
+    for dry in (False, True):
+        with pytest.raises(hl.StoreError, match=words):
+            hl.extract(model, samples, "first", out, dry_run=dry)
+    with pytest.raises(hl.StoreError, match=words):
+        hl.open_store(out)
+    assert files_in(out) == before
+    assert hl.extract(model, samples, "first", out, dry_run=True, overwrite=True).estimate
+    result = hl.extract(model, samples, "second", out, overwrite=True)
+    assert (result.advance.samples, list(result.open().columns)) == (6, ["second:output"])
+
+
+def test_what_is_no_store_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "store.json").write_text('{"shop": "flowers"}')
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "mine.safetensors").touch()
+    with pytest.raises(hl.StoreError, match="is no store of hookline"):
+        hl.extract(Layers(), numbered(6), "first", tmp_path, overwrite=True)
+    assert files_in(tmp_path) == ["shards", "shards/mine.safetensors", "store.json"]
+
+
+def test_a_store_that_somebody_writes_is_not_overwritten(tmp_path: Path) -> None:
+    model, samples, out = Layers(), numbered(6), tmp_path / "out"
+    hl.extract(model, samples, "first", out)
+    before = files_in(out)
+    with hl.StoreWriter(out, name="rank3") as other:
+        other.claim()
+        with pytest.raises(hl.StoreError, match=r"is being written by .*: stop that first"):
+            hl.extract(model, samples, "second", out, overwrite=True)
+    assert files_in(out) == before
+    hl.extract(model, samples, "second", out, overwrite=True)

@@ -27,8 +27,9 @@ from hookline.extractions.sizing import BatchSize
 from hookline.extractions.teams import Team
 from hookline.extractions.wanted import Ids, Wanted
 from hookline.stores import StoreWriter
-from hookline.stores.indexing import find_done, read_about
+from hookline.stores.indexing import DamagedAbout, find_done, read_about
 from hookline.stores.layout import ABOUT, INDEX, SHARDS, name_dtype
+from hookline.stores.locking import refuse_writers
 from hookline.stores.places import Place, open_place
 
 OnError = Literal["stop", "skip"]
@@ -216,10 +217,10 @@ class Work:
         `is_new` where the store that is there, if there is one, will be removed.
         """
         place = open_place(out)
-        about = read_about(place)
+        about = None if is_new else read_about(place)
         done: Ids | None = None
         wanted = self._all
-        if about is not None and not is_new:
+        if about is not None:
             self.check(about.facts, place.name)
             done = find_done(place, about.columns)
             wanted = wanted.without(done)
@@ -320,8 +321,11 @@ class Work:
 def remove_store(out: str | os.PathLike[str]) -> None:
     """Remove a store, and nothing else that is in its folder."""
     place = open_place(out)
-    if read_about(place) is None:
-        return
+    with contextlib.suppress(DamagedAbout):  # which is why it is to be gone
+        if read_about(place) is None:
+            return
+    if place.local is not None:
+        refuse_writers(place.local / SHARDS, place.name)
     for folder in (SHARDS, INDEX):
         for name in place.names(folder):
             place.remove(f"{folder}/{name}")

@@ -42,6 +42,10 @@ class About:
     """What its writer said of it: which model, which data."""
 
 
+class DamagedAbout(StoreError):
+    """Say that a store does not say any more what it holds."""
+
+
 def read_about(place: Place) -> About | None:
     """Read what a store says of itself; None where there is no store yet."""
     try:
@@ -50,14 +54,25 @@ def read_about(place: Place) -> About | None:
         return None
     try:
         told = json.loads(data)
-        check_version(told, place.name)
+        if not isinstance(told, dict):
+            raise TypeError("it holds no names and values")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(place, error) from None
+    check_version(told, place.name)
+    try:
         columns = [read_column(one) for one in told["columns"]]
         facts = dict(told["facts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"`{place.name}/{ABOUT}` is damaged: it does not name columns") from None
+        raise _damaged(place, error) from None
     return About({one.name: one for one in columns}, facts)
+
+
+def _damaged(place: Place, error: Exception) -> DamagedAbout:
+    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return DamagedAbout(
+        f"`{place.name}/{ABOUT}` is damaged: {reason}. The shards beside it are as they were: put "
+        "a copy of it back if there is one; an extraction begins anew with overwrite=True"
+    )
 
 
 def need_about(place: Place) -> About:

@@ -14,6 +14,7 @@ import re
 import socket
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,30 @@ def take(folder: Path, name: str, place: str) -> Lock:
         time.sleep(_GLANCE / 10)
     else:
         return found
-    who = f"process {found['pid']} on {found['host']}" if "pid" in found else "another process"
-    if found.get("pid") == os.getpid() and found.get("host") == socket.gethostname():
-        who = "another writer of this process"
     raise StoreError(
-        f"`{place}` is being written by {who}, under the same name `{name}`: wait until that has "
-        "ended and run the same again, or name another folder"
+        f"`{place}` is being written by {_name(found)}, under the same name `{name}`: wait until "
+        "that has ended and run the same again, or name another folder"
     )
+
+
+def refuse_writers(folder: Path, place: str) -> None:
+    """Raise where somebody writes to a store; sweep what those that are gone have left."""
+    sweep_parts(folder)
+    for path in sorted(folder.glob(".*.lock")):
+        found = _try(path)
+        if not isinstance(found, Lock):
+            raise StoreError(
+                f"`{place}` is being written by {_name(found)}: stop that first, or name another "
+                "folder"
+            )
+        found.release()
+
+
+def _name(mark: Mapping[str, Any]) -> str:
+    """Name the process that has a lock."""
+    if mark.get("pid") == os.getpid() and mark.get("host") == socket.gethostname():
+        return "another writer of this process"
+    return f"process {mark['pid']} on {mark['host']}" if "pid" in mark else "another process"
 
 
 def is_held(folder: Path, name: str) -> bool:
