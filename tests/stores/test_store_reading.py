@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import threading
@@ -88,8 +89,23 @@ def test_position_that_is_not_there_is_an_index_error(which: int | list[int], st
 def test_missing_samples_and_columns_are_named(store: Store) -> None:
     with pytest.raises(errors.StoreError, match=r"holds no sample 5 \(nor 1 others"):
         store["rows"].of([100, 5, 6])
+    with pytest.raises(errors.StoreError, match=r"holds no sample 5$"):
+        store["rows"].of([5])
+    with pytest.raises(errors.StoreError, match=r"holds no sample 5 \(nor 2 others"):
+        store["rows"].of([5, 6, 7])
     with pytest.raises(errors.StoreError, match="no column `row`; it has rows, ragged"):
         store["row"]
+
+
+def test_rows_are_read_where_the_system_takes_no_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = torch.randn(600, 1000)
+    with StoreWriter(tmp_path) as writer:
+        writer.add(range(600), {"x": wide})
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert torch.equal(open_store(tmp_path)["x"][:], wide)
+    assert torch.equal(open_store(tmp_path)["x"][[5, 9, 1]], wide[[5, 9, 1]])
 
 
 def test_output_of_a_site_needs_no_suffix(tmp_path: Path) -> None:

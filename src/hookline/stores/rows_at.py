@@ -17,7 +17,7 @@ import numpy as np
 
 from hookline._errors import CorruptShard
 from hookline.stores.places import Place
-from hookline.stores.shard_reading import Integers
+from hookline.stores.shard_reading import Integers, advise
 
 _THREADS = 8
 _FEW = 32
@@ -114,7 +114,7 @@ class RowReader:
                 assert self._place.local is not None
                 handle = os.open(self._place.local / file, os.O_RDONLY)
                 # Nothing is read ahead that nobody has asked for.
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+                advise(handle, 0, 0, "RANDOM")
             self._open[file] = found[file] = handle
         for file in list(self._open)[: max(len(self._open) - _MOST_OPEN, 0)]:
             os.close(self._open.pop(file))

@@ -149,7 +149,7 @@ class Shard:
         assert self._place.local is not None
         handle = os.open(self._place.local / self.path, os.O_RDONLY)
         try:
-            os.posix_fadvise(handle, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            advise(handle, begin, end - begin, "WILLNEED")
         finally:
             os.close(handle)
 
@@ -227,6 +227,12 @@ class Shard:
         )
         error.reason = reason
         return error
+
+
+def advise(handle: int, begin: int, size: int, how: str) -> None:
+    """Tell the system how bytes of a file will be read, where it listens; not every one does."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, begin, size, getattr(os, f"POSIX_FADV_{how}"))
 
 
 def read_integers(place: Place, parts: Sequence[Part]) -> list[Integers]:

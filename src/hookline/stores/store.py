@@ -125,7 +125,11 @@ class Store:
         if len(missing):
             raise StoreError(
                 f"`{self.place.name}` holds no sample {missing[0]}"
-                + (f" (nor {len(missing) - 1} others that were asked for)" if missing[1:] else "")
+                + (
+                    f" (nor {len(missing) - 1} others that were asked for)"
+                    if len(missing) > 1
+                    else ""
+                )
             )
         return found
 
