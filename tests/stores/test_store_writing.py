@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +287,48 @@ def test_facts_are_kept_and_those_of_the_first_writer_count(tmp_path: Path) -> N
     fill(tmp_path, [0], facts={"model": "small"})
     fill(tmp_path, [1], facts={"model": "large"})
     assert open_store(tmp_path).facts == {"model": "small"}
+
+
+def test_a_store_that_another_began_meanwhile_is_looked_at(tmp_path: Path) -> None:
+    def check_small(facts: Mapping[str, object]) -> None:
+        if facts["model"] != "small":
+            raise errors.StoreError("another model")
+
+    options = {"facts": {"model": "small"}, "check": check_small}
+    values = {"rows": make_rows([0]), "ragged": [make_ragged(0)]}
+    writer = StoreWriter(tmp_path, **options)
+    fill(tmp_path, [1], name="other", facts={"model": "large"})
+    with pytest.raises(errors.StoreError, match="another model"):
+        writer.add([0], values)
+    with pytest.raises(errors.StoreError, match="another model"):
+        StoreWriter(tmp_path, **options)
+    # Both began at the same moment, and the other one's facts were written last.
+    about = (tmp_path / "store.json").read_text()
+    shutil.rmtree(tmp_path)
+    late = StoreWriter(tmp_path, **options)
+    late.add([0], values)
+    (tmp_path / "store.json").write_text(about)
+    with pytest.raises(errors.StoreError, match="another model"):
+        late.close()
+    assert list_files(tmp_path) == []
+
+
+def test_shards_of_a_task_have_its_name_also_where_a_head_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_writing, "_ROOM", 16384)
+    for name in ("first", "again"):
+        with StoreWriter(tmp_path, name=name, group_bytes=1) as writer:
+            writer.begin_task("task")
+            for at in range(200):
+                writer.add([at], {"rows": make_rows([at]), "ragged": [make_ragged(at)]})
+            writer.finish_shard()
+        names = {path.stem for path in list_files(tmp_path)}
+        assert names == {"task", *(f"task-{part}" for part in range(1, len(names)))}
+        assert len(names) > 1
+    store = open_store(tmp_path)
+    assert sum(len(shard.ids(group)) for shard, group in store._groups) == 200
+    assert torch.equal(store["rows"][:], make_rows(range(200)))
 
 
 def test_failed_group_leaves_no_shard_and_no_claim(

@@ -60,9 +60,14 @@ def _do(
     if plan is not None:
         return plan(work)
     name = "part" if world == 1 else f"rank{rank}"
-    writer = StoreWriter(job.out, name=name, facts=work.facts(), shard_bytes=job.shard_bytes)
+    writer = StoreWriter(
+        job.out,
+        name=name,
+        facts=work.facts(),
+        check=lambda there: work.check(there, os.fspath(job.out)),
+        shard_bytes=job.shard_bytes,
+    )
     with writer:
-        work.check(writer.facts, writer.place.name)
         if writer.columns is not None:
             writer.claim()  # at once, before the model has worked for nothing
         return work.run(

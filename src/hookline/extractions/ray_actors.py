@@ -21,7 +21,7 @@ from hookline._errors import HooklineError
 from hookline.extractions.advancing import Advance
 from hookline.extractions.ray_cluster import import_ray
 from hookline.extractions.ray_rows import HandedRows, Part, read_parts
-from hookline.extractions.sites import SiteChoice, Sites
+from hookline.extractions.sites import SiteChoice, Sites, name_model
 from hookline.extractions.sources import open_source
 from hookline.extractions.wanted import Wanted
 from hookline.extractions.work import OnError, Work
@@ -120,7 +120,12 @@ class Holder:
             return self._started
         plan: Plan = import_ray().cloudpickle.loads(self._sealed)
         self._sealed = b""
-        work, _ = plan.start()
+        work, model = plan.start()
+        if name_model(model) != self._facts["model"]:
+            raise HooklineError(
+                "the model that an actor made is another one than the first that was made: a "
+                "function that makes it needs a seed, or has to load its weights"
+            )
         writer = StoreWriter(
             plan.out,
             name=f"{PREFIX}{uuid.uuid4().hex[:12]}",

@@ -18,8 +18,9 @@ _AHEAD = 2
 class Saver:
     """Hand batches to a store's writer in a thread of their own."""
 
-    def __init__(self, writer: StoreWriter) -> None:
+    def __init__(self, writer: StoreWriter, shard: str | None = None) -> None:
         self._writer = writer
+        writer.begin_task(shard)
         self._waiting: queue.Queue[tuple[Made, Ids | None] | None] = queue.Queue(_AHEAD)
         self._error: BaseException | None = None
         self.samples = 0
@@ -39,8 +40,8 @@ class Saver:
                 continue
             return
 
-    def close(self, shard: str | None = None) -> None:
-        """Have all of it on the disk; as a shard of this name, where one is given."""
+    def close(self) -> None:
+        """Have all of it on the disk."""
         while self._thread.is_alive():
             try:
                 self._waiting.put(None, timeout=0.2)
@@ -50,7 +51,7 @@ class Saver:
         try:
             self._raise()
         finally:
-            self._writer.finish_shard(shard)
+            self._writer.finish_shard()
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -180,7 +180,7 @@ class Work:
             raise ValueError(f'on_error is "stop" or "skip", not {on_error!r}')
         self.failed = {}
         begun = told = time.perf_counter()
-        saver = Saver(writer)
+        saver = Saver(writer, shard)
         is_known = False
         try:
             with (
@@ -204,7 +204,7 @@ class Work:
                         on_progress(advance)
                         told = now
         finally:
-            saver.close(shard)
+            saver.close()
         advance.samples, advance.bytes = saver.samples, saver.bytes
         advance.seconds = time.perf_counter() - begun
         if on_progress is not None:

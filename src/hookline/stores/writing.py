@@ -49,6 +49,8 @@ class StoreWriter:
         name: of this writer. Two that write at the same time need two names; on this machine the
             second is refused.
         facts: what the store says of itself, if it is new; JSON has to be able to hold it.
+        check: raises where what the store says of itself, which another may have begun meanwhile,
+            is not what is written here.
         shard_bytes: a shard is finished when it has so many bytes,
         shard_seconds: or when it was begun so long ago: a crash costs no more work than that.
         group_bytes: rows are gathered until they have so many bytes, and written together.
@@ -60,6 +62,7 @@ class StoreWriter:
         *,
         name: str = "writer",
         facts: Mapping[str, Any] | None = None,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
         shard_bytes: int = 256 << 20,
         shard_seconds: float = 60.0,
         group_bytes: int = 16 << 20,
@@ -67,6 +70,7 @@ class StoreWriter:
         self.place = open_place(out)
         self.name = check_file_name(name)
         self._facts = dict(facts or {})
+        self._check = check
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self._group_bytes = group_bytes
         about = read_about(self.place)
@@ -74,6 +78,9 @@ class StoreWriter:
         """What is kept of each sample; None before the first came to a new store."""
         self.facts: dict[str, Any] = self._facts if about is None else about.facts
         """What the store says of itself."""
+        if check is not None and about is not None:
+            check(about.facts)
+        self._is_checked = False
         self.written = 0
         """Bytes of the shards that this writer has finished."""
         self.samples = 0
@@ -84,6 +91,8 @@ class StoreWriter:
         self._begun = 0.0
         self._ids: list[Integers] = []
         self._number = 0
+        self._task: str | None = None
+        self._parts = 0
         self._lock: Lock | None = None
         self._is_claimed = False
         self._thread: ThreadPoolExecutor | None = None
@@ -155,12 +164,17 @@ class StoreWriter:
         is_due = time.monotonic() - self._begun >= self._shard_seconds
         if is_full or is_due:
             self.finish_shard()
+            self._parts += 1
 
-    def finish_shard(self, name: str | None = None) -> None:
-        """Have all that came so far on the disk; under this name, in the place of one of it."""
+    def begin_task(self, name: str | None) -> None:
+        """Name shards after what is in them: written again, they are in the same places."""
+        self._task, self._parts = name, 0
+
+    def finish_shard(self) -> None:
+        """Have all that came so far on the disk."""
         self._write_group()
         if self._shard is not None:
-            self._run(self._finish, name)
+            self._run(self._finish, self._task)
 
     def close(self) -> None:
         """Finish what was begun."""
@@ -230,8 +244,9 @@ class StoreWriter:
         if shard is None:
             return
         if name is not None:
-            shard.rename(name)
+            shard.rename(f"{name}-{self._parts}" if self._parts else name)
         try:
+            self._check_again()
             line = shard.finish()
         except BaseException:
             self._drop()
@@ -255,7 +270,17 @@ class StoreWriter:
         if about is None:
             about = About(columns, self._facts)
             write_about(self.place, about)
+        elif self._check is not None:
+            self._check(about.facts)
         self.columns, self.facts = about.columns, about.facts
+
+    def _check_again(self) -> None:
+        """Look once whether another, who began at the same moment, wrote the store's facts last."""
+        if self._check is not None and not self._is_checked:
+            about = read_about(self.place)
+            if about is not None:
+                self._check(about.facts)
+            self._is_checked = True
 
     def _write_group(self) -> None:
         pending = self._pending
