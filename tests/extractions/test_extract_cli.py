@@ -210,6 +210,14 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
     assert [one for one in sorted(folder.iterdir()) if one.name != "__pycache__"] == before
 
 
+def test_a_dry_run_of_lines_knows_how_many_there_are(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("[1.0, 2.0, 3.0, 4.0]\n" * 500)
+    words = ["--model", "net.py:make", "--data", "rows.jsonl", "--site", "fc1", "-o", "out"]
+    result = run(*words, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "500 samples to do, 5.86 KiB to write" in result.stdout
+
+
 def test_skipped_samples_are_named(folder: Path) -> None:
     words = ["--model", "net.py:make", "--data", "net.py:unlucky", "--site", "fc1", "-o", "out"]
     stopped = run(*words)

@@ -197,6 +197,17 @@ def test_samples_that_fail_are_told_and_done_later(tmp_path: Path, cluster: Any)
     torch.testing.assert_close(rows_of(out, "inner.first"), Layers().first(samples).detach())
 
 
+@pytest.mark.slow
+def test_lines_of_a_file_are_dealt_out_by_number(tmp_path: Path, cluster: Any) -> None:
+    samples = numbered(2500)
+    lines = "".join(f"{row}\n" for row in samples.tolist())
+    (tmp_path / "rows.jsonl").write_text(lines)
+    engine = hl.RayCluster(actors=1, task=1000)
+    hl.extract(Layers, tmp_path / "rows.jsonl", "first", tmp_path / "out", engine=engine)
+    assert ids_in(tmp_path / "out") == list(range(2500))
+    torch.testing.assert_close(rows_of(tmp_path / "out", "first"), Layers().first(samples).detach())
+
+
 def test_what_has_no_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hl.HooklineError, match="it has to be known how many there are"):
         hl.extract(Layers(), iter(numbered(9)), "first", tmp_path / "out", engine="ray")

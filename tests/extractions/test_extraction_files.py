@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hookline.extractions import file_sources
+from hookline.extractions import file_sources, line_tables
+from hookline.extractions.line_tables import count_lines
 from hookline.extractions.sources import Broken, Wanted, open_source
 
 EVERYTHING = Wanted.everything()
@@ -39,7 +43,7 @@ def test_json_lines_are_dicts(tmp_path: Path, name: str) -> None:
     path = write_jsonl(tmp_path / name, 3)
     source = open_source(path)
     assert source.name == str(path)
-    assert source.size is None
+    assert source.size == 3
     for _ in range(2):
         assert [number for number, _ in source.samples(EVERYTHING)] == [0, 1, 2]
     assert read(str(path), Wanted.of_ranges([(1, 2)])) == [(1, {"n": 1, "text": "ä1"})]
@@ -72,6 +76,75 @@ def test_broken_line_is_given_as_such_and_blank_ones_are_none(tmp_path: Path) ->
     assert isinstance(found[1][1], Broken)
     assert "sample 1 cannot be read: JSONDecodeError" in str(found[1][1].error)
     assert found[2][1] == {"n": 2}
+
+
+def read_plainly(path: Path) -> list[bytes]:
+    """Give the lines of a file as Python does; without blank ones, those of JSON."""
+    lines = list(io.BytesIO(path.read_bytes()))
+    lines[:1] = [one.removeprefix(b"\xef\xbb\xbf") for one in lines[:1]]
+    return [one for one in lines if one.strip()] if path.suffix == ".jsonl" else lines
+
+
+@pytest.mark.parametrize("name", ["data.txt", "data.jsonl"])
+@given(
+    parts=st.lists(st.sampled_from([b"\n", b" ", b"\t\x0c", b"\r\n", b"1", b"22", b" 3 "])),
+    has_mark=st.booleans(),
+    chunk=st.integers(3, 9),
+)
+def test_lines_are_counted_and_read_by_number_wherever_chunks_end(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    parts: list[bytes],
+    has_mark: bool,
+    chunk: int,
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / name
+    path.write_bytes(b"\xef\xbb\xbf" * has_mark + b"".join(parts))
+    expected = list(enumerate(read_plainly(path)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_tables, "_CHUNK", chunk)
+        patch.setattr(line_tables, "STRETCH", 2)
+        with path.open("rb") as file:
+            table = count_lines(file, leaves_out_blank=path.suffix == ".jsonl")
+            assert table.count == len(expected)
+            assert list(table.read(file, EVERYTHING)) == expected
+            for number, line in expected:
+                only = Wanted.of_ranges([(number + 7, number + 8)])
+                assert list(table.read(file, only, start=7)) == [(number + 7, line)]
+            odd = EVERYTHING.share(1, 2, block=1)
+            assert list(table.read(file, odd)) == expected[1::2]
+
+
+def test_far_line_is_read_without_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("".join(f"{number}\n" for number in range(100_000)))
+    source = open_source(path)
+    assert source.size == 100_000
+    begins = []
+    read_stretch = line_tables.LineTable._read_stretch
+
+    def note(table: Any, file: Any, at: int, low: int, ids: Any) -> Any:
+        begins.append(low)
+        return read_stretch(table, file, at, low, ids)
+
+    monkeypatch.setattr(line_tables.LineTable, "_read_stretch", note)
+    assert list(source.samples(Wanted.of_ranges([(70_000, 70_002)]))) == [
+        (70_000, "70000"),
+        (70_001, "70001"),
+    ]
+    assert begins == [70_000 // line_tables.STRETCH * line_tables.STRETCH]
+
+
+def test_file_that_became_shorter_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("a\nb\nc\n")
+    source = open_source(path)
+    path.write_text("a\n")
+    with pytest.raises(ValueError, match="fewer lines than when it was opened") as caught:
+        list(source.samples(EVERYTHING))
+    assert any("data.txt" in note for note in caught.value.__notes__)
 
 
 def test_packed_file_that_is_cut_names_itself(tmp_path: Path) -> None:

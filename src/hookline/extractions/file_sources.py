@@ -2,65 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.extractions.finding_files import Files
+from hookline.extractions.line_tables import LineTable, ReadableBytes, count_lines
 from hookline.extractions.object_sources import Rows
-from hookline.extractions.samples import Source, follow, read_sample
+from hookline.extractions.samples import Source, read_sample
 from hookline.extractions.wanted import Wanted
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Lines(Source):
     """A sample a line: its text, or the JSON value that it holds. Other lines are not parsed.
 
     A blank line is an empty sample in text, so that an id is the number of a line, and none at all
-    in JSON.
+    in JSON. The files are read once when they are opened, to find where their lines begin.
     """
 
     def __init__(self, files: Files, name: str, *, column: str | None = None) -> None:
-        super().__init__(name, None)
         self._files = files
         self._column = column
         self._is_json = files.kind == "jsonl"
+        self._tables = [(path, self._count(path)) for path in files.full_paths()]
+        super().__init__(name, sum(table.count for _, table in self._tables))
 
     def fingerprint(self) -> str:
         """Give the names and sizes of the files."""
         return self._files.fingerprint(self._column)
 
     def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
-        """Yield the wanted lines."""
+        """Yield the wanted lines; files before the first and after the last are not opened."""
         read = json.loads if self._is_json else _to_text
-        for number, line in follow(wanted, self._lines()):
-            yield number, read_sample(number, read, line, self._column)
+        start = 0
+        first = int(wanted.starts[0]) if wanted.starts.size else 0
+        for path, table in self._tables:
+            if start < wanted.end and first < start + table.count:
+                with _open(path) as file:
+                    for number, line in table.read(file, wanted, start):
+                        yield number, read_sample(number, read, line, self._column)
+            start += table.count
 
-    def _lines(self) -> Iterator[bytes]:
-        """Yield each line that is a sample, as it lies in the files."""
-        for path in self._files.full_paths():
-            with _open(path) as file:
-                try:
-                    for at, line in enumerate(file):
-                        if not at:
-                            line = line.removeprefix(_BYTE_ORDER_MARK)
-                        if not self._is_json or line.strip():
-                            yield line
-                except Exception as error:
-                    error.add_note(f"while reading `{path}`")
-                    raise
+    def _count(self, path: Path) -> LineTable:
+        with _open(path) as file:
+            return count_lines(file, leaves_out_blank=self._is_json)
 
 
-def _open(path: Path) -> gzip.GzipFile | BinaryIO:
-    """Open a file for its bytes, unpacked."""
-    return gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[ReadableBytes]:
+    """Open a file for its bytes, unpacked; an error of reading it names it."""
+    is_packed = path.name.lower().endswith(".gz")
+    with gzip.open(path) if is_packed else path.open("rb") as file:
+        try:
+            yield file
+        except Exception as error:
+            error.add_note(f"while reading `{path}`")
+            raise
 
 
 def _to_text(line: bytes) -> str:
