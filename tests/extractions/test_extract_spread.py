@@ -18,6 +18,7 @@ import hookline as hl
 from hookline import _torch
 from hookline.extractions import teams
 from hookline.extractions.samples import SampleError
+from hookline.extractions.work import Work
 
 COUNT = 45
 KINDS = ["fsdp2", "tensor parallel"]
@@ -120,6 +121,51 @@ def extract_all(kind: str, folder: str, rank: int) -> dict[str, Any]:
     data = samples if not rank else None
     hl.extract(model, data, "blocks.2", out / "once", deterministic=True, batch_size=5)
     return told
+
+
+class Centred(nn.Module):
+    """A layer and buffers, which DDP sends from the first rank to the others in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.layer(x))
+        return out
+
+
+def extract_wrapped(rank: int, out: Path) -> int:
+    """Extract by a DDP model; the first rank has nearly all of the batches."""
+    model = nn.parallel.DistributedDataParallel(Centred())
+    samples = numbered(33)
+    # Blocks of one sample: of those that are left, all but one are the first rank's.
+    if not rank:
+        with hl.StoreWriter(out, name="before") as writer:
+            writer.add(range(3, 33, 2), {"norm:output": torch.zeros(15, 3)})
+    torch.distributed.barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Work, "check", lambda *_: None)
+        return hl.extract(model, samples, "norm", out, batch_size=1).advance.samples
+
+
+def test_ranks_of_ddp_with_buffers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run_on_ranks(partial(extract_wrapped, out=out), tmp_path) == [17, 1]
+    store = hl.open_store(out)
+    assert list(store.columns) == ["norm:output"]
+    expected = Centred().eval()(numbered(33)).detach()
+    torch.testing.assert_close(store["norm"].of(range(0, 33, 2)), expected[::2])
+
+
+def test_what_is_inside_of_wrappers_runs(tmp_path: Path) -> None:
+    model, samples = nn.DataParallel(Net()), numbered(5)
+    hl.extract(torch.compile(model), samples, "head", tmp_path / "out")
+    assert torch.is_tensor(hl.open_store(tmp_path / "out")["head"][:])
+    assert model.module.sizes == [5]
+    features = hl.AddFeatures(model, "head")({"x": samples.numpy()})
+    assert features["head:output"].shape == (5, 2)
 
 
 def agree_on_errors(rank: int) -> list[str]:

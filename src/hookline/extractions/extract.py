@@ -12,6 +12,7 @@ from torch import nn
 
 from hookline.extractions.advancing import Advance, Extraction
 from hookline.extractions.local_engine import Job, extract_here
+from hookline.extractions.placing import unwrap
 from hookline.extractions.ray_actors import Plan
 from hookline.extractions.ray_cluster import RayCluster
 from hookline.extractions.ray_engine import extract_with_ray
@@ -59,7 +60,8 @@ def extract(
 
     Args:
         model: any `nn.Module`; it evaluates, without gradients, and ends after the last site.
-            Of a module that runs several times in one forward, the first time counts.
+            Of a module that runs several times in one forward, the first time counts. Of
+            `DistributedDataParallel` and `DataParallel` what is inside runs.
         data: a data set, a list, tensor or array, any iterable, a `DataLoader`, or the path of
             Parquet, JSON lines, text, images, `.npy` or `.safetensors`. A Ray Dataset goes, as Ray
             reads it, to a pool of actors (see `engine`); its samples are its rows, dicts.
@@ -124,6 +126,7 @@ def extract(
         return extract_with_ray(plan, cluster, on_progress=on_progress)
     if not isinstance(model, nn.Module):
         model = model()
+    model = unwrap(model)
     choice = SiteChoice(model, sites, reduce)
     job = Job(model, choice, data, column, out, options, shard_bytes, on_error, on_progress)
     foresee = partial(Work.plan, out=out, is_new=overwrite) if dry_run else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.extractions.collating import collate as join
+from hookline.extractions.placing import unwrap
 from hookline.extractions.running import Failed, ModelFailed, Runner, choose_device, evaluating
 from hookline.extractions.selecting import Reduce
 from hookline.extractions.sites import SiteChoice, Sites
@@ -42,7 +43,7 @@ class AddFeatures:
         dtype: torch.dtype | None = None,
         deterministic: bool = False,
     ) -> None:
-        self._model = model if isinstance(model, nn.Module) else model()
+        self._model = unwrap(model if isinstance(model, nn.Module) else model())
         place = choose_device(device)
         if place is not None:
             self._model = self._model.to(place)
