@@ -279,7 +279,7 @@ def fail_apart(folder: str, rank: int) -> None:
 def test_a_rank_that_fails_alone_does_not_wait_for_ever(tmp_path: Path) -> None:
     found = run_on_ranks(partial(fail_apart, str(tmp_path)), tmp_path)
     assert found[1].startswith("Apart: a batch failed on rank 1 of 2 and did not end on all others")
-    assert "CUDA out of memory.; a smaller batch_size may help" in found[1]
+    assert "CUDA out of memory.; a smaller batch_size= may help" in found[1]
     assert found[0] != "nothing"
 
 

@@ -13,6 +13,7 @@ import click
 
 from hookline.cli.extract_options import (
     LoadModel,
+    name_options,
     read_config,
     read_data,
     read_dtype,
@@ -147,9 +148,9 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
         from hookline.extractions.sites import SiteChoice
 
         hint = f"`hookline sites {options['model']}` lists the modules of the model"
-        with running_code("finding the sites", hint=hint):
+        with running_code("finding the sites", hint=hint, reword=name_options):
             SiteChoice(model, sites, reduce)
-    with running_code("the extraction"), _progress(quiet or dry_run) as tell:
+    with running_code("the extraction", reword=name_options), _progress(quiet or dry_run) as tell:
         result = extract(
             model,
             read_data(options["data"]),

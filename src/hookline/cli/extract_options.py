@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,25 @@ _KINDS: dict[str, str] = {
     "gpus": "a number",
 }
 """The names that a file of options may have, and what each of them is."""
+
+_SAID = re.compile(
+    r"""(?<![\w(.,&?-])(?<!,\ )
+    (overwrite|deterministic|dry_run|batch_size|column|reduce|dtype|limit|on_error|device|prepare)
+    =("[^"]*"|'[^']*'|[\w+-]+(?:\.\w+)*)?""",
+    re.VERBOSE,
+)
+"""An option as messages name it, for Python."""
+
+
+def name_options(text: str) -> str:
+    """Name options in a message as a command line does: `--batch-size 1` for `batch_size=1`."""
+
+    def name(found: re.Match[str]) -> str:
+        option = f"--{found[1].replace('_', '-')}"
+        value = (found[2] or "").strip("'\"")
+        return option if value in ("", "True") else f"{option} {value}"
+
+    return _SAID.sub(name, text)
 
 
 def read_config(path: Path) -> dict[str, Any]:

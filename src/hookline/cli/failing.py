@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,13 @@ def explained_usage() -> Iterator[None]:
 
 
 @contextmanager
-def running_code(doing: str, *, hint: str | None = None) -> Iterator[None]:
+def running_code(
+    doing: str, *, hint: str | None = None, reword: Callable[[str], str] = str
+) -> Iterator[None]:
     """Run a user's code: what it prints goes to stderr, and its errors become one message.
 
-    `hint` is what to do where hookline itself refuses.
+    `hint` is what to do where hookline itself refuses; `reword` says for a terminal what an error
+    says for Python.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -63,19 +66,21 @@ def running_code(doing: str, *, hint: str | None = None) -> Iterator[None]:
     except Exception as error:
         if click.get_current_context().find_root().params.get("traceback"):
             raise
-        raise _explain(doing, error, hint) from error
+        raise _explain(doing, error, hint, reword) from error
 
 
-def _explain(doing: str, error: Exception, hint: str | None) -> Failure:
+def _explain(
+    doing: str, error: Exception, hint: str | None, reword: Callable[[str], str]
+) -> Failure:
     from hookline import AddressError, HooklineError
 
     if isinstance(error, HooklineError):
         kind = Misused if isinstance(error, AddressError) else Failure
-        return kind(str(error), hint)
+        return kind(reword(str(error)), hint)
     steps = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(steps[-1].filename).name} line {steps[-1].lineno})" if steps else ""
     text = "".join(traceback.format_exception_only(error)).strip()
     return Failure(
-        f"{doing} failed{place}: {text}",
+        f"{doing} failed{place}: {reword(text)}",
         "`hookline --traceback ...` shows the whole way to the error",
     )

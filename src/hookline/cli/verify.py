@@ -68,8 +68,10 @@ def _describe(verdict: Verdict) -> dict[str, object]:
 
 def _print(store: str, verdict: Verdict, repair: bool, quiet: bool) -> None:
     """Print what is wrong, what was done, and what to do."""
+    from hookline.cli.extract_options import name_options
+
     for file, what in verdict.problems:
-        click.echo(_show(f"{file}: {what}"))
+        click.echo(_show(f"{file}: {name_options(what)}"))
     if quiet:
         return
     many = len(verdict.problems)

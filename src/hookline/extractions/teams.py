@@ -117,7 +117,7 @@ class Team:
         except RuntimeError:
             if error is None:
                 raise
-            smaller = "; a smaller batch_size may help" if _rate(error) == _FULL else ""
+            smaller = "; a smaller batch_size= may help" if _rate(error) == _FULL else ""
             raise Apart(
                 f"a batch failed on rank {self.rank} of {self.world} and did not end on all "
                 f"others, which hold the model with it: {type(error).__name__}: {error}{smaller}"

@@ -26,7 +26,7 @@ class Tokenize:
         if not isinstance(text, str):
             raise TypeError(
                 f"a tokenizer takes texts, and a sample is a {type(text).__name__}: name the field "
-                "of it that is the text with column"
+                "of it that is the text with column="
             )
         self._load()
         made = self._tokenizer(text, truncation=self._length is not None, max_length=self._length)

@@ -341,7 +341,7 @@ def check_room(place: Place, advance: Advance, total: int | None) -> None:
     if needed > free:
         raise RunWriteError(
             f"{total:,} samples need about {show_bytes(needed)} more; {show_bytes(free)} are "
-            f"free at `{place.name}`: keep less (`reduce`, `dtype`, fewer sites, `limit`), "
+            f"free at `{place.name}`: keep less (`reduce=`, `dtype=`, `limit=`, fewer sites), "
             "or name another disk. What is written so far stays, and is not made again"
         )
 

@@ -1,0 +1,87 @@
+"""Errors at a terminal name options as a command line does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hookline.cli import main
+from hookline.cli.extract_options import name_options
+
+CODE = """
+import torch
+from torch import nn
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+rows = [torch.ones(4)] * 6
+pairs = [{"x": torch.ones(4)}] * 6
+uneven = [torch.ones(4, 4), torch.ones(3, 4)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a model and data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    (tmp_path / "net.py").write_text(CODE)
+    return tmp_path
+
+
+BASIC = ["--model", "net.py:make", "--data", "net.py:rows", "--site", "**", "-o", "out"]
+
+
+def fail(*words: str, data: str = "rows") -> str:
+    """Run `hookline extract`; give what it says of its failure."""
+    result = CliRunner().invoke(main, ["extract", *BASIC, "--data", f"net.py:{data}", *words])
+    assert result.exit_code == 1, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("replace it with overwrite=True. A", "replace it with --overwrite. A"),
+        ("column='text' is not among", "--column text is not among"),
+        ("give column= one of: a", "give --column one of: a"),
+        ("as collate=, or batch_size=1", "as collate=, or --batch-size 1"),
+        ("(`reduce=`, `dtype=`, `limit=`, fewer", "(`--reduce`, `--dtype`, `--limit`, fewer"),
+        # What others say stays.
+        ("Pool(limit=3, reduce=4) failed", "Pool(limit=3, reduce=4) failed"),
+        ("my_limit=3 x.limit=3 ?limit=3", "my_limit=3 x.limit=3 ?limit=3"),
+        ("a limit of 3", "a limit of 3"),
+    ],
+)
+def test_options_are_named_as_on_a_command_line(said: str, wanted: str) -> None:
+    assert name_options(said) == wanted
+
+
+def test_what_is_refused_names_flags(folder: Path) -> None:
+    told = fail(data="uneven")
+    assert "or --batch-size 1" in told
+    assert "batch_size" not in told
+    told = fail("--column", "text", data="pairs")
+    assert "--column text is not among the fields: x" in told
+    assert CliRunner().invoke(main, ["extract", *BASIC]).exit_code == 0
+    told = fail("--dtype", "float16")
+    assert "or replace it with --overwrite." in told
+    assert "overwrite=" not in told
+
+
+def test_a_damaged_store_names_flags_also_where_it_is_verified(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "store.json").write_text(json.dumps({"version": 1}))
+    assert "an extraction begins anew with --overwrite" in fail()
+    found = CliRunner().invoke(main, ["verify", "out"])
+    assert found.exit_code == 1
+    assert "an extraction begins anew with --overwrite" in found.stdout
