@@ -244,3 +244,45 @@ def test_queries_stay_queries_where_a_batch_has_as_many_tokens(tmp_path: Path) -
     # Also where those come first, in a store that knows better.
     hl.extract(model, data, "ask", out, batch_size=1)
     assert hl.open_store(out)["ask"][:].shape == (6, 4, 6)
+
+
+class Words(nn.Module):
+    """Read tokens, given by position or by a name of its own, without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            self.embed = nn.Embedding(10, 4)
+            self.mix = nn.Linear(4, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.mix(self.embed(words))
+        return out
+
+
+@pytest.mark.parametrize("reduce", ["last", "mean", "tokens", -2])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_tokens_without_a_mask_of_their_own_are_not_mixed_with_padding(
+    is_named: bool, reduce: Any, tmp_path: Path
+) -> None:
+    model = Words()
+    rows = [torch.tensor(one) for one in ([1, 2, 3], [4, 5], [6, 7, 8, 9])]
+    data = [{"words": one} for one in rows] if is_named else rows
+    ways = {"together": {}, "alone": {"batch_size": 1}, "apart": {"deterministic": True}}
+    for name, options in ways.items():
+        stored = hl.extract(model, data, "mix", tmp_path / name, reduce=reduce, **options).open()
+        for number, one in enumerate(rows):
+            own = model(one[None])[0].detach()
+            wanted = {"last": own[-1], "mean": own.mean(0), "tokens": own, -2: own[-2]}[reduce]
+            torch.testing.assert_close(stored["mix"][number], wanted)
+
+
+def test_what_is_kept_of_rows_of_several_lengths_has_to_be_said(tmp_path: Path) -> None:
+    rows = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    with pytest.raises(HooklineError, match='give reduce="tokens"'):
+        hl.extract(Words(), rows, "mix", tmp_path / "out", batch_size=2)
+    with pytest.raises(ValueError, match="has 3 numbers in one sample and 8 in another"):
+        hl.extract(
+            nn.Sequential(nn.Linear(8, 2)), [torch.ones(8), torch.ones(3)], "0", tmp_path / "b"
+        )

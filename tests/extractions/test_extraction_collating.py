@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.extractions.collating import call_with, collate, move, size_of, split
+from hookline.extractions.collating import Padded, call_with, collate, move, size_of, split
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -87,9 +87,38 @@ def test_tokens_of_one_length_are_masked_too() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_rows_without_a_key_are_padded_too() -> None:
-    rows = [torch.tensor([1.5]), np.array([2.5, 3.5])]
-    assert torch.equal(collate(rows, pad=-1), torch.tensor([[1.5, -1], [2.5, 3.5]]).double())
+def test_rows_without_a_key_are_padded_and_masked_too() -> None:
+    batch = collate([torch.tensor([1]), np.array([2, 3])], pad=9)
+    assert type(batch) is Padded
+    assert batch.rows.tolist() == [[1, 9], [2, 3]]
+    assert batch.attention_mask.tolist() == [[1, 0], [1, 1]]
+    args, kwargs = call_with(batch)
+    assert args == (batch.rows,)
+    assert kwargs == {"attention_mask": batch.attention_mask}
+    assert torch.equal(collate([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]]))
+
+
+def test_tokens_by_another_name_are_masked_and_what_is_beside_them_filled_up() -> None:
+    batch = collate([{"ids": [5, 6], "weight": [0.5, 0.5]}, {"ids": [7], "weight": [1.0]}])
+    assert batch["ids"].tolist() == [[5, 6], [7, 0]]
+    assert batch["weight"].tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [torch.ones(8), torch.ones(3)],
+        [{"x": torch.ones(8)}, {"x": torch.ones(3)}],
+        [(torch.ones(8, dtype=torch.int64), 1), (torch.ones(3, dtype=torch.int64), 0)],
+    ],
+    ids=["features", "named features", "arguments"],
+)
+def test_rows_are_not_filled_up_where_nobody_could_tell(samples: list[Any]) -> None:
+    with pytest.raises(ValueError, match="has 3 numbers in one sample and 8 in another") as caught:
+        collate(samples)
+    for part in ("attention_mask", "collate=", "batch_size=1"):
+        assert part in str(caught.value)
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=6))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,24 +19,47 @@ _PADS = {"attention_mask": 0, "labels": -100, "token_type_ids": 0, "position_ids
 """What fills the fields of tokenizers that hold no tokens, whatever `pad` is."""
 
 
+class Padded(NamedTuple):
+    """Rows of tokens that were filled up to one length, and which of them are tokens."""
+
+    rows: Tensor
+    attention_mask: Tensor
+
+
 def collate(samples: Sequence[Any], *, pad: int | float = 0) -> Any:
     """Make a batch of samples: tensors, arrays and numbers stacked, dicts and tuples by element.
 
-    Rows of numbers of different lengths, such as tokens, are filled up at their end with `pad`; a
-    dict with rows of `input_ids` and no `attention_mask` gets one. A list of numbers is a row.
-    Texts, and whatever else is no number, stay a list.
+    Rows of whole numbers of different lengths, such as tokens, are filled up at their end with
+    `pad`, and a mask comes with them; a dict with rows of `input_ids` gets one in any case. Beside
+    a mask other rows are filled up too. A list of numbers is a row. Texts, and whatever else is no
+    number, stay a list.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
-    return _collate(list(samples), pad, "")
+    items = list(samples)
+    if _are_tokens(items):
+        rows = _collate(items, pad, "", is_masked=True)
+        return Padded(rows, _mask_padding(rows, items))
+    return _collate(items, pad, "")
 
 
-def _collate(items: list[Any], pad: int | float, key: str) -> Any:
+def _are_tokens(items: list[Any]) -> bool:
+    """Tell whether items are rows of whole numbers, of different lengths."""
+    tensors = [_to_tensor(item) for item in items]
+    found = [one for one in tensors if one is not None and one.ndim == 1 and _is_whole(one)]
+    return len(found) == len(items) and len({len(one) for one in found}) > 1
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _collate(items: list[Any], pad: int | float, key: str, *, is_masked: bool = False) -> Any:
     """Make one value of those under a key."""
     tensors = [_to_tensor(item) for item in items]
     found = [tensor for tensor in tensors if tensor is not None]
     if len(found) == len(items):
-        return _join(found, _PADS.get(key.rpartition(".")[2], pad), key)
+        return _join(found, _PADS.get(key.rpartition(".")[2], pad), key, is_masked=is_masked)
     first = items[0]
     if isinstance(first, Mapping) and all(isinstance(item, Mapping) for item in items):
         return _collate_fields(items, pad, key)
@@ -66,22 +89,28 @@ def _collate_fields(items: list[Mapping[Any, Any]], pad: int | float, key: str) 
         if item.keys() != first.keys():
             differing = ", ".join(sorted(map(str, item.keys() ^ first.keys())))
             raise ValueError(f"{_name(key)} does not always have the keys {differing}; {_REMEDY}")
-    batch = {name: _collate([item[name] for item in items], pad, f"{key}.{name}") for name in first}
-    if "input_ids" in batch and "attention_mask" not in batch:
-        mask = _mask_padding(batch["input_ids"], items)
-        if mask is not None:
-            batch["attention_mask"] = mask
+    fields = {name: [item[name] for item in items] for name in first}
+    tokens: Any = None
+    if "attention_mask" not in fields:
+        # In any case, not only where rows are filled up: what is kept of a text must not depend on
+        # who else is in its batch.
+        others = (name for name, own in fields.items() if _are_tokens(own))
+        tokens = "input_ids" if "input_ids" in fields else next(others, None)
+    is_masked = tokens is not None or "attention_mask" in fields
+    batch = {
+        name: _collate(own, pad, f"{key}.{name}", is_masked=is_masked)
+        for name, own in fields.items()
+    }
+    rows = batch.get(tokens)
+    if isinstance(rows, Tensor) and rows.ndim == 2:
+        batch["attention_mask"] = _mask_padding(rows, fields[tokens])
     return batch
 
 
-def _mask_padding(tokens: Any, items: list[Mapping[Any, Any]]) -> Tensor | None:
-    """Give 1 where a token was and 0 where a row was filled up; None where no rows are tokens."""
-    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-        return None
-    # Also where no row had to be filled up: what is kept must not depend on who else is in a batch.
-    lengths = [len(item["input_ids"]) for item in items]
-    ends = torch.tensor(lengths, device=tokens.device)[:, None]
-    return (torch.arange(tokens.shape[1], device=tokens.device) < ends).to(torch.int64)
+def _mask_padding(rows: Tensor, items: list[Any]) -> Tensor:
+    """Give 1 where a token was and 0 where a row was filled up."""
+    ends = torch.tensor([len(item) for item in items], device=rows.device)[:, None]
+    return (torch.arange(rows.shape[1], device=rows.device) < ends).to(torch.int64)
 
 
 def _to_tensor(item: Any) -> Tensor | None:
@@ -108,7 +137,7 @@ def _is_number(item: Any) -> bool:
     return isinstance(item, (int, float, complex, np.number, np.bool_))
 
 
-def _join(tensors: list[Tensor], pad: int | float, key: str) -> Tensor:
+def _join(tensors: list[Tensor], pad: int | float, key: str, *, is_masked: bool) -> Tensor:
     """Stack tensors, after filling up rows of different lengths."""
     first = tensors[0]
     other = next((tensor for tensor in tensors if tensor.shape != first.shape), None)
@@ -119,6 +148,13 @@ def _join(tensors: list[Tensor], pad: int | float, key: str) -> Tensor:
         raise ValueError(
             f"{_name(key)} has shape {tuple(first.shape)} in one sample and {tuple(other.shape)} "
             f"in another, and only rows of one dimension are filled up; {_REMEDY}"
+        )
+    if not is_masked:
+        lengths = sorted(len(tensor) for tensor in tensors)
+        raise ValueError(
+            f"{_name(key)} has {lengths[0]} numbers in one sample and {lengths[-1]} in another; "
+            "rows are filled up only where a mask tells tokens from what is filled in, as in "
+            f"a dict with `attention_mask`; {_REMEDY}"
         )
     longest = max(len(tensor) for tensor in tensors)
     joined = first.new_full((len(tensors), longest), pad, dtype=dtype)
@@ -219,6 +255,8 @@ def call_with(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Give the arguments that a batch stands for: by name, by position, or a single one."""
     if isinstance(batch, Mapping) and all(isinstance(key, str) for key in batch):
         return (), dict(batch)
+    if isinstance(batch, Padded):
+        return (batch.rows,), {"attention_mask": batch.attention_mask}
     # A list of texts is a batch of them, which a model takes as one argument.
     is_texts = isinstance(batch, list) and bool(batch) and all(isinstance(x, str) for x in batch)
     if isinstance(batch, (tuple, list)) and not is_texts:

@@ -17,7 +17,7 @@ from hookline._torch import is_fully_sharded, reset_sharding
 from hookline.captures.capture import capture
 from hookline.captures.shortage import is_out_of_memory
 from hookline.captures.transfers import Transfer, Transfers, can_travel
-from hookline.extractions.collating import call_with, move, size_of, split
+from hookline.extractions.collating import Padded, call_with, move, size_of, split
 from hookline.extractions.samples import SampleError
 from hookline.extractions.selecting import Ragged, find_mask, select_rows
 from hookline.extractions.sites import SiteChoice
@@ -166,6 +166,8 @@ class Runner:
                 if mask is not None and value.shape[:2] != mask.shape:
                     self.tokenless.add(address)
                 own = None if reduce is None and address in self.tokenless else mask
+                if reduce is None and own is not None and isinstance(batch, Padded):
+                    _refuse_lengths(address, value)
                 rows = select_rows(value, own, reduce, count=len(ids), name=address)
                 if isinstance(rows, Ragged):
                     values[address] = list(self._send(rows.rows, travels).split(rows.lengths))
@@ -188,6 +190,16 @@ class Runner:
         return rows.cpu() if rows.device.type != "cpu" else rows.clone()
 
 
+def _refuse_lengths(name: str, value: Tensor) -> None:
+    """Refuse to keep a value whose size is another one in the next batch."""
+    if value.dim() > 2:
+        raise StoreError(
+            f"`{name}` is {list(value.shape)}, filled up to the longest sample of a batch, and "
+            'nothing says what is kept of it: give reduce="tokens" for a row for each token, or '
+            "one of the others. Of samples that are dicts with `input_ids`, tokens are kept unasked"
+        )
+
+
 def _set_apart(batch: Any, mask: Tensor | None) -> Any:
     """Give one sample's batch as if there were no other: without padding, in memory of its own.
 
@@ -195,12 +207,10 @@ def _set_apart(batch: Any, mask: Tensor | None) -> Any:
     """
     if mask is not None and not bool(mask.all()):
         keep = mask[0].bool()
-        batch = {
-            key: one[:, keep]
-            if isinstance(one, Tensor) and one.dim() >= 2 and one.shape[:2] == mask.shape
-            else one
-            for key, one in batch.items()
-        }
+        batch = _trees.map_tensors(
+            batch,
+            lambda _, one: one[:, keep] if one.dim() >= 2 and one.shape[:2] == mask.shape else one,
+        )
     return _trees.map_tensors(
         batch, lambda _, one: one.clone(memory_format=torch.contiguous_format)
     )

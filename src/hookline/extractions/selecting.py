@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import StoreError
+from hookline.extractions.collating import Padded
 
 Reduce = (
     Literal["tokens", "last", "first", "mean", "max", "sum", "spatial"]
@@ -59,6 +60,8 @@ def name_reduce(reduce: Reduce) -> str | int | None:
 
 def find_mask(batch: Any) -> Tensor | None:
     """Find the mask that a batch brings along: which tokens of each sample are its own."""
+    if isinstance(batch, Padded):
+        return batch.attention_mask
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
