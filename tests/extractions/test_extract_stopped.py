@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,21 @@ def test_skipping_leaves_out_exactly_the_bad_ones(tmp_path: Path, bad: tuple[int
     again = hl.extract(model, samples, "inner.first", out, batch_size=8, on_error="skip")
     assert (again.advance.samples, again.failed) == (len(bad), {})
     check_store(out, list(range(40)), samples)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no such word")], ids=repr)
+def test_a_source_that_waits_holds_nobody_up(tmp_path: Path, error: BaseException) -> None:
+    is_over = threading.Event()
+
+    def stream() -> Iterator[Tensor]:
+        yield from numbered(16)
+        is_over.wait(60)
+
+    begun = time.monotonic()
+    with pytest.raises((KeyboardInterrupt, SampleError)):
+        hl.extract(Touchy(3, error=error), stream(), "inner.first", tmp_path / "o", batch_size=8)
+    assert time.monotonic() - begun < 20
+    is_over.set()
 
 
 class Torn(Dataset[Tensor]):

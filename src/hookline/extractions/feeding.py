@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +18,9 @@ from hookline.extractions.wanted import Ids, Wanted
 
 _AHEAD = 2
 """Batches that wait for the model."""
+
+_PATIENCE = 2.0
+"""Seconds that a source has to end after an error or Ctrl-C."""
 
 
 class Batch(NamedTuple):
@@ -52,12 +57,12 @@ class Feed:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        while self._thread.is_alive():
-            try:  # so that a thread that waits for room goes on, and ends
+        # A source that waits for something does not end: the process goes on without it.
+        end = time.monotonic() + _PATIENCE
+        while self._thread.is_alive() and time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                # So that a thread that waits for room goes on, and ends.
                 self._made.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        self._thread.join()
 
     def _take(self) -> Iterator[Batch]:
         while True:
@@ -96,6 +101,8 @@ class Feed:
         items: list[Any] = []
         broken: list[SampleError] = []
         for id, item in found:
+            if self._is_over.is_set():
+                return
             one = self._ready(id, item)
             if isinstance(one, SampleError):
                 broken.append(one)
