@@ -14,7 +14,7 @@ import pytest
 import torch
 from extracted_models import Layers, Reader, numbered, texts
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import hookline as hl
 from hookline.extractions.samples import SampleError
@@ -110,6 +110,60 @@ def test_a_source_that_waits_holds_nobody_up(tmp_path: Path, error: BaseExceptio
         hl.extract(Touchy(3, error=error), stream(), "inner.first", tmp_path / "o", batch_size=8)
     assert time.monotonic() - begun < 20
     is_over.set()
+
+
+def refuse_unlucky(batch: Tensor) -> Tensor:
+    """Prepare a batch; raise at two samples."""
+    if {13, 14}.intersection(batch[:, 0].int().tolist()):
+        raise ValueError("an unlucky one")
+    return batch
+
+
+def join_lucky(samples: list[Tensor]) -> Tensor:
+    """Make a batch; raise at a sample."""
+    return refuse_unlucky(torch.stack(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_of_a_loader_are_found_and_left_out(tmp_path: Path, workers: int) -> None:
+    samples, out, bad = numbered(30), tmp_path / "out", {3, 8, 9, 29}
+    loader: Any = DataLoader(Torn(samples, bad), batch_size=4, num_workers=workers)
+    with pytest.raises(SampleError, match="sample 3 cannot be read: OSError: the disk is gone"):
+        hl.extract(Touchy(), loader, "inner.first", out)
+    result = hl.extract(Touchy(), loader, "inner.first", out, on_error="skip")
+    assert result.failed == dict.fromkeys(sorted(bad), "OSError: the disk is gone")
+    check_store(out, [one for one in range(30) if one not in bad], samples)
+    again = hl.extract(Touchy(), loader, "inner.first", out, on_error="skip")
+    assert (again.advance.samples, set(again.failed)) == (0, bad)
+
+
+@pytest.mark.parametrize("how", ["prepare", "collate_fn"])
+def test_samples_of_a_loader_that_cannot_be_prepared_are_left_out(tmp_path: Path, how: str) -> None:
+    samples, out = numbered(30), tmp_path / "out"
+    is_first = how == "prepare"
+    loader: Any = DataLoader(samples, batch_size=7, collate_fn=None if is_first else join_lucky)  # type: ignore[arg-type]
+    prepare = refuse_unlucky if is_first else None
+    with pytest.raises(SampleError, match="sample 13 cannot be read: ValueError: an unlucky one"):
+        hl.extract(Touchy(), loader, "inner.first", out, prepare=prepare)
+    result = hl.extract(Touchy(), loader, "inner.first", out, prepare=prepare, on_error="skip")
+    assert result.failed == dict.fromkeys([13, 14], "ValueError: an unlucky one")
+    check_store(out, [one for one in range(30) if one not in (13, 14)], samples)
+
+
+class Tearing(IterableDataset[Tensor]):
+    """A stream that breaks off."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from numbered(10)
+        raise OSError("the disk is gone")
+
+
+def test_loader_of_a_stream_that_breaks_off_names_the_batch(tmp_path: Path) -> None:
+    loader: Any = DataLoader(Tearing(), batch_size=4)
+    with pytest.raises(OSError, match="the disk is gone") as told:
+        hl.extract(Touchy(), loader, "inner.first", tmp_path / "out", on_error="skip")
+    (note,) = [one for one in told.value.__notes__ if "DataLoader" in one]
+    assert "that begins at sample 8. Give the data set itself" in note
 
 
 class Torn(Dataset[Tensor]):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hookline.extractions.collating import collate
+from hookline.extractions.collating import collate, split
 from hookline.extractions.samples import Broken, SampleError, Source
 from hookline.extractions.sizing import BatchSize
 from hookline.extractions.wanted import Ids, Wanted
@@ -21,6 +21,9 @@ _AHEAD = 2
 
 _PATIENCE = 2.0
 """Seconds that a source has to end after an error or Ctrl-C."""
+
+
+_NONE: Ids = np.empty(0, np.int64)
 
 
 class Batch(NamedTuple):
@@ -95,7 +98,7 @@ class Feed:
         found = self._source.samples(self._wanted)
         if self._source.is_batched:
             for own, content in found:
-                yield Batch(own, content if self._prepare is None else self._prepare(content), [])
+                yield from self._prepare_batch(own, content)
             return
         ids: list[int] = []
         items: list[Any] = []
@@ -115,6 +118,31 @@ class Feed:
         if items or broken:
             yield from self._join_all(ids, items, broken)
 
+    def _prepare_batch(self, ids: Ids, content: Any) -> Iterator[Batch]:
+        """Prepare a batch that is made already; in parts where that fails, to find who is to blame.
+
+        Nobody is told of a sample that is not wanted.
+        """
+        if isinstance(content, Broken):
+            yield Batch(_NONE, None, [content.error])
+            return
+        try:
+            made = content if self._prepare is None else self._prepare(content)
+        except Exception as error:
+            if len(ids) == 1:
+                number = int(ids[0])
+                broken = [SampleError(number, error)] if number in self._wanted else []
+                yield Batch(_NONE, None, broken)
+                return
+        else:
+            yield Batch(ids, made, [])
+            return
+        half = len(ids) // 2
+        for part, own in zip(
+            split(content, len(ids), half), (ids[:half], ids[half:]), strict=True
+        ):
+            yield from self._prepare_batch(own, part)
+
     def _ready(self, id: int, item: Any) -> Any:
         """Give a sample as the model takes it, or what kept it from that."""
         if isinstance(item, Broken):
@@ -131,7 +159,7 @@ class Feed:
     ) -> Iterator[Batch]:
         """Make a batch; where that fails, without the samples that do not even make one alone."""
         if not items:
-            yield Batch(np.empty(0, np.int64), None, broken)
+            yield Batch(_NONE, None, broken)
             return
         try:
             joined = self._join(items)

@@ -14,7 +14,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from hookline.extractions.collating import size_of
 from hookline.extractions.probing import Probe, probe_samples
-from hookline.extractions.samples import Source, digest, follow, pick_column, read_sample
+from hookline.extractions.samples import (
+    Broken,
+    Source,
+    digest,
+    follow,
+    pick_column,
+    read_sample,
+)
 from hookline.extractions.wanted import Ids, Wanted
 
 
@@ -111,6 +118,7 @@ class Batches(Source):
         super().__init__(f"DataLoader of {type(loader.dataset).__name__}", _count_rows(loader))
         self._loader = loader
         self._column = column
+        self.batch = getattr(loader.batch_sampler, "batch_size", None)
 
     def fingerprint(self) -> str:
         """Give the type of the data set and its length; of a stream, what its order depends on."""
@@ -133,15 +141,65 @@ class Batches(Source):
     def samples(self, wanted: Wanted) -> Iterator[tuple[Ids, Any]]:
         """Yield the batches that hold a wanted sample, each after the ids of all its rows."""
         start = 0
-        if not wanted.end:
-            return
-        for batch in self._loader:
-            end = start + size_of(batch)
-            if wanted.within(start, end).size:
-                yield np.arange(start, end, dtype=np.int64), pick_column(batch, self._column)
-            if end >= wanted.end:
+        batches = iter(self._loader) if wanted.end else iter(())
+        while start < wanted.end:
+            try:
+                batch = next(batches)
+            except StopIteration:
                 return
+            except Exception as error:
+                end = self._find_end(start)
+                if end is None:
+                    error.add_note(_tell_batch(start, end))
+                    raise
+                yield from self._read_apart(start, end, wanted, error)
+            else:
+                end = start + size_of(batch)
+                if wanted.within(start, end).size:
+                    yield np.arange(start, end, dtype=np.int64), pick_column(batch, self._column)
             start = end
+
+    def _find_end(self, start: int) -> int | None:
+        """Give where the batch ends that begins at a sample; None where only the loader knows."""
+        if isinstance(self._loader.dataset, IterableDataset) or self.batch is None:
+            return None
+        return min(start + self.batch, len(self._loader.dataset))  # type: ignore[arg-type]
+
+    def _read_apart(
+        self, start: int, end: int, wanted: Wanted, error: Exception
+    ) -> Iterator[tuple[Ids, Any]]:
+        """Read the samples of a batch that the loader could not make one by one."""
+        data: Any = self._loader.dataset
+        join: Any = self._loader.collate_fn
+        kept: list[tuple[int, Any]] = []
+        for number in wanted.within(start, end).tolist():
+            # Alone in a batch as well: it may be what cannot be joined.
+            sample = read_sample(number, data.__getitem__, number)
+            alone = sample if isinstance(sample, Broken) else _join_alone(number, join, sample)
+            if isinstance(alone, Broken):
+                yield np.array([number], dtype=np.int64), alone
+            else:
+                kept.append((number, sample))
+        if len(kept) == end - start:
+            error.add_note(_tell_batch(start, end))
+            raise error  # each of them can be read, but not together
+        if kept:
+            ids = np.array([number for number, _ in kept], dtype=np.int64)
+            yield ids, pick_column(join([sample for _, sample in kept]), self._column)
+
+
+def _join_alone(number: int, join: Callable[[list[Any]], Any], sample: Any) -> Any:
+    """Make a batch of one sample, so that it is known whether one can be made."""
+    return read_sample(number, join, [sample])
+
+
+def _tell_batch(start: int, end: int | None) -> str:
+    """Say which batch of a loader cannot be made, and what to do."""
+    which = f"that begins at sample {start}" if end is None else f"of samples {start} to {end - 1}"
+    return (
+        f"while the DataLoader made the batch {which}. Give the data set itself in the place of "
+        'the DataLoader, and samples are read one by one: on_error="skip" leaves out bad ones'
+    )
 
 
 def is_hugging_face(data: Any) -> bool:

@@ -50,6 +50,9 @@ class Source(ABC):
     is_batched = False
     """Whether `samples` gives batches that are made already, each with the ids of its rows."""
 
+    batch: int | None = None
+    """How many rows such a batch has, where that is known; the last ones may have fewer."""
+
     def __init__(self, name: str, size: int | None, *, is_repeatable: bool = True) -> None:
         self.name = name
         """What the samples come from: a path, or the name of a class."""
@@ -71,7 +74,7 @@ class Source(ABC):
         """Yield the wanted samples, each after its id, ascending; `Broken` for an unreadable one.
 
         A batched source yields each batch with at least one wanted sample, after an array of the
-        ids of all its rows.
+        ids of all its rows, and `Broken` after an array of one id.
         """
 
     def __repr__(self) -> str:
