@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from extracted_models import Falling, Layers, Reader, numbered, texts
+from torch.utils.data import DataLoader, IterableDataset
 
 import hookline
 import hookline as hl
@@ -88,6 +91,32 @@ def test_ranks_make_the_same_bits_as_one_process(
     for site in sites:
         for mine, other in zip(one[site][:], many[site][:], strict=True):
             assert torch.equal(mine, other)
+
+
+class Numbered(IterableDataset[torch.Tensor]):
+    """A stream of rows."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(numbered(SIZE))
+
+
+@pytest.mark.parametrize("data", [numbered(SIZE), Numbered()], ids=["rows", "stream"])
+@pytest.mark.parametrize("batch", [7, 64, 100])
+def test_a_batch_of_a_loader_goes_to_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, batch: int
+) -> None:
+    seen: Counter[int] = Counter()
+    shares = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        model = Layers()
+        hl.extract(model, DataLoader(data, batch_size=batch), "first", tmp_path / "out")
+        seen.update(model.seen)
+        shares.append(sum(model.seen.values()))
+    assert set(seen.values()) == {1}
+    assert min(shares) >= SIZE // 3 - batch
+    assert ids_in(tmp_path / "out") == list(range(SIZE))
 
 
 @pytest.mark.parametrize("worlds", [(2, 2), (4, 3), (3, 1)], ids=str)

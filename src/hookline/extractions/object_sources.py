@@ -141,7 +141,7 @@ class Batches(Source):
     def samples(self, wanted: Wanted) -> Iterator[tuple[Ids, Any]]:
         """Yield the batches that hold a wanted sample, each after the ids of all its rows."""
         start = 0
-        batches = iter(self._loader) if wanted.end else iter(())
+        batches: Iterator[Any] = iter(self._loader) if wanted.end else iter(())
         while start < wanted.end:
             try:
                 batch = next(batches)

@@ -255,9 +255,16 @@ class Work:
         return Extraction(place.name, Advance(total=estimate.samples), estimate=estimate)
 
     def _block(self, world: int) -> int:
-        """Give how many samples in a row go to one rank: many, but the same for all of them."""
-        size = self._source.size
-        return 64 if size is None else max(1, min(1024, size // (16 * world)))
+        """Give how many samples in a row go to one rank: many, but the same for all of them.
+
+        A batch that is made already goes to one rank alone: another that has a part of it would
+        send all of it through the model as well.
+        """
+        size, batch = self._source.size, self._source.batch
+        block = 64 if size is None else max(1, min(1024, size // (16 * world)))
+        if not self._source.is_batched:
+            return block
+        return 1024 if batch is None else -(-block // batch) * batch
 
     def _count(self, wanted: Wanted) -> int | None:
         size = self._source.size
