@@ -27,7 +27,7 @@ from hookline.stores.layout import (
     read_column,
 )
 from hookline.stores.places import Place
-from hookline.stores.shard_reading import Integers, Shard
+from hookline.stores.shard_reading import Integers, open_shards, read_integers
 
 _MOST_RANGES = 4096
 """A line holds so many ranges of sample numbers; where there are more, the shard is asked."""
@@ -122,13 +122,16 @@ def find_done(place: Place, columns: Mapping[str, Column]) -> Integers:
     """Give the numbers of the samples that finished shards hold, in order."""
     lines = read_index(place)
     found = [np.empty(0, np.int64)]
+    unknown: list[str] = []
     for file in list_shards(place):
         ranges = _read_ranges(lines.get(file, {}))
         if ranges is not None:
             found += [np.arange(begin, end, dtype=np.int64) for begin, end in ranges]
         else:
-            shard = Shard(place, file, columns)
-            found += [shard.ids(number) for number in range(len(shard.groups))]
+            unknown.append(file)
+    for shard in open_shards(place, unknown, columns):
+        parts = [shard.ids_part(number) for number in range(len(shard.groups))]
+        found += read_integers(place, parts)
     return np.unique(np.concatenate(found))
 
 

@@ -9,6 +9,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,9 @@ from hookline.stores.places import Place
 _MOST_HEAD = 100 << 20
 _GUESS = 64 << 10
 """Bytes that are read at once, since most heads are no longer."""
+
+_THREADS = 16
+"""So many heads are on their way at once, from a place that is not on this machine."""
 
 _AHEAD = 1 << 20
 """From so many bytes on the disk is told to begin at once, in place of page after page."""
@@ -233,6 +237,24 @@ def advise(handle: int, begin: int, size: int, how: str) -> None:
     """Tell the system how bytes of a file will be read, where it listens; not every one does."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(handle, begin, size, getattr(os, f"POSIX_FADV_{how}"))
+
+
+def open_shards(
+    place: Place, files: Sequence[str], columns: Mapping[str, Column]
+) -> Iterator[Shard]:
+    """Open shards, in this order; several at once where each has to be asked for from afar."""
+
+    def open_one(file: str) -> Shard:
+        return Shard(place, file, columns)
+
+    if place.local is not None or len(files) < 2:
+        yield from map(open_one, files)
+        return
+    threads = ThreadPoolExecutor(_THREADS, "hookline-heads")
+    try:
+        yield from threads.map(open_one, files)
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def read_integers(place: Place, parts: Sequence[Part]) -> list[Integers]:

@@ -15,7 +15,7 @@ from hookline.stores.indexing import list_shards, need_about
 from hookline.stores.layout import Column
 from hookline.stores.places import Place, open_place
 from hookline.stores.rows_at import RowReader
-from hookline.stores.shard_reading import Integers, Shard, read_integers
+from hookline.stores.shard_reading import Integers, Shard, open_shards, read_integers
 from hookline.stores.stored_columns import StoredColumn
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Store:
         """What is kept of each sample."""
         self.facts: dict[str, Any] = about.facts
         """What its writer said of it: which model, which data."""
-        self.shards = [Shard(self.place, file, self.columns) for file in list_shards(self.place)]
+        self.shards = list(open_shards(self.place, list_shards(self.place), self.columns))
         self.reader = RowReader(self.place)
 
     def __getstate__(self) -> dict[str, Any]:
