@@ -479,3 +479,18 @@ def test_a_store_that_somebody_writes_is_not_overwritten(tmp_path: Path) -> None
             hl.extract(model, samples, "second", out, overwrite=True)
     assert files_in(out) == before
     hl.extract(model, samples, "second", out, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sites": "secnod"}, {"data": "no/such/file.jsonl"}, {"on_error": "ignore"}],
+    ids=["site", "data", "option"],
+)
+def test_what_is_there_stays_where_what_should_replace_it_cannot_be(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"data": numbered(5), "sites": "second", "out": tmp_path / "out"}
+    before = hl.extract(Layers(), **given).open()["second"][:].clone()
+    with pytest.raises((hl.HooklineError, ValueError, FileNotFoundError)):
+        hl.extract(Layers(), **given | wrong, overwrite=True)
+    assert torch.equal(hl.open_store(tmp_path / "out")["second"][:], before)

@@ -19,7 +19,7 @@ from hookline.extractions.ray_engine import extract_with_ray
 from hookline.extractions.ray_rows import RayRows, is_ray_dataset
 from hookline.extractions.selecting import Reduce
 from hookline.extractions.sites import SiteChoice, Sites
-from hookline.extractions.work import OnError, Work, remove_store
+from hookline.extractions.work import OnError, Work
 from hookline.watchers.describing import read_rank
 
 Engine = Literal["local", "ray"] | RayCluster
@@ -104,7 +104,7 @@ def extract(
         "dtype": dtype,
         "is_deterministic": deterministic,
     }
-    rank, world = read_rank()
+    _, world = read_rank()
     if is_ray_dataset(data):
         if world > 1:
             raise ValueError(
@@ -118,41 +118,35 @@ def extract(
             f"ids={ids!r} names the numbers of the rows of a Ray Dataset; a sample of a "
             f"`{type(data).__name__}` has its position as its number: leave it out"
         )
-    if overwrite and not dry_run:
-        _make_room(out, rank, world)
-    if engine != "local" and not dry_run:
-        cluster = _read_engine(engine)
+    if on_error not in ("stop", "skip"):
+        raise ValueError(f'on_error is "stop" or "skip", not {on_error!r}')
+    cluster = _read_engine(engine)
+    if cluster is not None and not dry_run:
         plan = Plan(model, data, sites, reduce, column, os.fspath(out), options, on_error)
-        return extract_with_ray(plan, cluster, on_progress=on_progress)
+        return extract_with_ray(plan, cluster, overwrite=overwrite, on_progress=on_progress)
     if not isinstance(model, nn.Module):
         model = model()
     model = unwrap(model)
     choice = SiteChoice(model, sites, reduce)
-    job = Job(model, choice, data, column, out, options, shard_bytes, on_error, on_progress)
+    job = Job(
+        model,
+        choice,
+        data,
+        column,
+        out,
+        options,
+        is_new=overwrite,
+        shard_bytes=shard_bytes,
+        on_error=on_error,
+        on_progress=on_progress,
+    )
     foresee = partial(Work.plan, out=out, is_new=overwrite) if dry_run else None
     return extract_here(job, plan=foresee)
 
 
-def _make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:
-    """Remove the store that is there, before any rank looks at it."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        return  # what is there was made by the ranks that torchrun has started again
-    if world == 1:
-        remove_store(out)
-        return
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            f"overwrite=True with {world} ranks needs a process group, since none of them knows "
-            "when the others look into the folder: remove it before they are started, or call "
-            "torch.distributed.init_process_group() first"
-        )
-    if not rank:
-        remove_store(out)
-    distributed.barrier()
-
-
-def _read_engine(engine: Any) -> RayCluster:
+def _read_engine(engine: Any) -> RayCluster | None:
+    if engine == "local":
+        return None
     if isinstance(engine, RayCluster):
         return engine
     if engine == "ray":

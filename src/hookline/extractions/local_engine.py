@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookline.extractions.advancing import Advance, Extraction
@@ -19,7 +20,7 @@ from hookline.extractions.running import Runner, evaluating
 from hookline.extractions.sites import SiteChoice, name_model
 from hookline.extractions.sources import open_source
 from hookline.extractions.teams import Team, is_spread
-from hookline.extractions.work import OnError, Work
+from hookline.extractions.work import OnError, Work, remove_store
 from hookline.stores import StoreWriter
 from hookline.watchers.describing import read_rank
 
@@ -35,6 +36,8 @@ class Job:
     out: str | os.PathLike[str]
     options: Mapping[str, Any]
     """What `Work` takes besides."""
+    is_new: bool
+    """Whether the store that is there is removed first."""
     shard_bytes: int
     on_error: OnError
     on_progress: Callable[[Advance], None] | None
@@ -59,6 +62,8 @@ def _do(
     work = Work(job.model, source, job.choice, **job.options, **shared)
     if plan is not None:
         return plan(work)
+    if job.is_new:  # not before it is known that there is something to put in its place
+        make_room(job.out, rank, world)
     name = "part" if world == 1 else f"rank{rank}"
     writer = StoreWriter(
         job.out,
@@ -94,3 +99,22 @@ def _follow(job: Job, team: Team) -> Extraction:
 
         result: Extraction = team.follow(run)
     return result
+
+
+def make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:
+    """Remove the store that is there, before any rank looks at it."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return  # what is there was made by the ranks that torchrun has started again
+    if world == 1:
+        remove_store(out)
+        return
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError(
+            f"overwrite=True with {world} ranks needs a process group, since none of them knows "
+            "when the others look into the folder: remove it before they are started, or call "
+            "torch.distributed.init_process_group() first"
+        )
+    if not rank:
+        remove_store(out)
+    distributed.barrier()

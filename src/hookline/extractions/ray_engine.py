@@ -23,7 +23,7 @@ from hookline.extractions.ray_cluster import RayCluster, import_ray, running_ray
 from hookline.extractions.ray_dealing import deal_rows
 from hookline.extractions.ray_rows import RayRows
 from hookline.extractions.wanted import Ids, Wanted
-from hookline.extractions.work import check_room
+from hookline.extractions.work import check_room, remove_store
 from hookline.stores import StoreWriter
 from hookline.stores.indexing import find_done, read_about
 from hookline.stores.layout import SHARDS
@@ -45,12 +45,15 @@ def extract_with_ray(
     plan: Plan,
     cluster: RayCluster,
     *,
+    overwrite: bool = False,
     on_progress: Callable[[Advance], None] | None = None,
 ) -> Extraction:
     """Do all that is not in the store yet, on a cluster."""
     ray = import_ray()
     work, _ = replace(plan, options=plan.options | {"device": None}).start()
     facts = work.facts()
+    if overwrite:  # not before it is known that there is something to put in its place
+        remove_store(plan.out)
     writer = StoreWriter(plan.out, name="ray", facts=facts)
     work.check(writer.facts, writer.place.name)
     wanted, advance = work.find_left(writer)
