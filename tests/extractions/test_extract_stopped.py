@@ -394,3 +394,13 @@ def test_the_same_extraction_started_twice_is_refused(tmp_path: Path) -> None:
     # An error that somebody holds does not hold the name.
     assert len(hl.extract(Touchy(), samples, "inner.first", tmp_path / "b").open()) == 12
     assert told.value is not None
+
+
+def test_a_dry_run_does_not_use_up_an_iterator(tmp_path: Path) -> None:
+    samples, out = numbered(12), tmp_path / "out"
+    stream = iter(samples)
+    with pytest.raises(ValueError, match="dry_run=True reads the first samples, and a `tuple_iter"):
+        hl.extract(Layers(), stream, "first", out, dry_run=True)
+    assert len(hl.extract(Layers(), stream, "first", out).open()) == 12
+    loader = DataLoader(TensorDataset(samples), batch_size=4)
+    assert hl.extract(Layers(), loader, "first", tmp_path / "b", dry_run=True).estimate is not None
