@@ -138,9 +138,7 @@ class Feed:
             yield Batch(ids, made, [])
             return
         half = len(ids) // 2
-        for part, own in zip(
-            split(content, len(ids), half), (ids[:half], ids[half:]), strict=True
-        ):
+        for part, own in zip(split(content, len(ids), half), (ids[:half], ids[half:]), strict=True):
             yield from self._prepare_batch(own, part)
 
     def _ready(self, id: int, item: Any) -> Any:
