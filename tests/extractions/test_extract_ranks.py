@@ -177,3 +177,17 @@ def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
     assert ids_in(out) == list(range(300))
     expected = Layers().first(numbered(300)).detach()
     torch.testing.assert_close(hl.open_store(out)["model.first"][:], expected)
+
+
+@pytest.mark.parametrize(("held", "world"), [("rank1", 1), ("part", 2)])
+def test_ranks_that_nobody_waits_for_are_not_worked_against(
+    held: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hl.extract(Layers(), numbered(4), "second", tmp_path / "out", limit=2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    with hl.StoreWriter(tmp_path / "out", name=held) as other:
+        other.claim()
+        with pytest.raises(hl.HooklineError, match="is being written by another writer"):
+            hl.extract(Layers(), numbered(4), "second", tmp_path / "out")
+    hl.extract(Layers(), numbered(4), "second", tmp_path / "out")

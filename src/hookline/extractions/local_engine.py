@@ -22,7 +22,12 @@ from hookline.extractions.sources import open_source
 from hookline.extractions.teams import Team, is_spread
 from hookline.extractions.work import OnError, Work, remove_store
 from hookline.stores import StoreWriter
+from hookline.stores.layout import SHARDS
+from hookline.stores.locking import refuse_writers
 from hookline.watchers.describing import read_rank
+
+_ALONE = "part"
+"""The name of a writer that does all by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ def _do(
     if plan is not None:
         return plan(work)
     if job.is_new:  # not before it is known that there is something to put in its place
-        make_room(job.out, rank, world)
-    name = "part" if world == 1 else f"rank{rank}"
+        _make_room(job.out, rank, world)
+    name = _ALONE if world == 1 else f"rank{rank}"
     writer = StoreWriter(
         job.out,
         name=name,
@@ -75,6 +80,11 @@ def _do(
     with writer:
         if writer.columns is not None:
             writer.claim()  # at once, before the model has worked for nothing
+            if writer.place.local is not None:
+                # Ranks may live on that nobody waits for any more, and make what is made here.
+                others = "*" if world == 1 else _ALONE
+                folder = writer.place.local / SHARDS
+                refuse_writers(folder, writer.place.name, own=name, name=others)
         return work.run(
             writer, on_error=job.on_error, on_progress=job.on_progress, rank=rank, world=world
         )
@@ -101,7 +111,7 @@ def _follow(job: Job, team: Team) -> Extraction:
     return result
 
 
-def make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:
+def _make_room(out: str | os.PathLike[str], rank: int, world: int) -> None:
     """Remove the store that is there, before any rank looks at it."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         return  # what is there was made by the ranks that torchrun has started again

@@ -99,10 +99,13 @@ def take(folder: Path, name: str, place: str) -> Lock:
     )
 
 
-def refuse_writers(folder: Path, place: str) -> None:
-    """Raise where somebody writes to a store; sweep what those that are gone have left."""
+def refuse_writers(folder: Path, place: str, *, own: str = "", name: str = "*") -> None:
+    """Raise where somebody writes to a store; sweep what those that are gone have left.
+
+    `own` is who asks, and may. With a name, who writes under that one.
+    """
     sweep_parts(folder)
-    for path in sorted(folder.glob(".*.lock")):
+    for path in sorted({*folder.glob(f".{name}.lock")} - {_path(folder, own)}):
         found = _try(path)
         if not isinstance(found, Lock):
             raise StoreError(
