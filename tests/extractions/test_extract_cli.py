@@ -242,6 +242,15 @@ def test_a_rank_that_skips_does_not_stop_the_others(
         codes.append(run(*words, "--on-error", "skip").exit_code)
     assert codes == [0, 0]
     assert len(hl.open_store(folder / "out")) == 11
+    # Both ranks know it, and so does who verifies.
+    assert hl.open_store(folder / "out").failed == {7: "ValueError: an unlucky one"}
+    told = CliRunner().invoke(main, ["verify", "out"])
+    assert told.exit_code == 0, told.output
+    assert told.stdout.endswith(
+        "1 sample skipped by the extraction:\n  7: ValueError: an unlucky one\n"
+    )
+    as_json = CliRunner().invoke(main, ["verify", "out", "--json"])
+    assert json.loads(as_json.stdout)["skipped"] == {"7": "ValueError: an unlucky one"}
 
 
 def test_ctrl_c_keeps_what_was_done(folder: Path) -> None:

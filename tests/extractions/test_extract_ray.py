@@ -190,6 +190,8 @@ def test_samples_that_fail_are_told_and_done_later(tmp_path: Path, cluster: Any)
     assert result.failed == dict.fromkeys(bad, "ValueError: no such word")
     good = [one for one in range(60) if one not in bad]
     assert ids_in(out) == good
+    assert hl.open_store(out).failed == result.failed
+    assert [one.name for one in (out / "failed").iterdir()] == ["ray.jsonl"]
     # The first and the last of a task are done later; those between them stay.
     (tmp_path / "mended").touch()
     hl.extract(stopping, samples, "inner.first", out, **options)

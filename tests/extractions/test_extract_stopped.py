@@ -90,11 +90,33 @@ def test_skipping_leaves_out_exactly_the_bad_ones(tmp_path: Path, bad: tuple[int
     assert str(result).endswith(f"{len(bad)} skipped: {out}")
     good = [one for one in range(40) if one not in bad]
     check_store(out, good, samples)
+    assert hl.open_store(out).failed == result.failed
     assert set(model.done.values()) == {1}
+    model.bad = {bad[-1]}
+    hl.extract(model, samples, "inner.first", out, batch_size=8, on_error="skip")
+    assert list(hl.open_store(out).failed) == [bad[-1]]
     model.bad.clear()
     again = hl.extract(model, samples, "inner.first", out, batch_size=8, on_error="skip")
-    assert (again.advance.samples, again.failed) == (len(bad), {})
+    assert (again.advance.samples, again.failed) == (1, {})
     check_store(out, list(range(40)), samples)
+    assert hl.open_store(out).failed == {}
+
+
+def test_a_store_that_is_replaced_forgets_who_failed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hl.extract(Touchy(3), numbered(9), "inner.first", out, on_error="skip")
+    assert list(hl.open_store(out).failed) == [3]
+    hl.extract(Touchy(), numbered(2), "inner.first", out, overwrite=True)
+    assert hl.open_store(out).failed == {}
+
+
+def test_what_fails_before_there_is_a_store_is_noted_once_there_is_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    none = hl.extract(Touchy(*range(5)), numbered(5), "inner.first", out, on_error="skip")
+    assert len(none.failed) == 5
+    assert not out.exists()
+    hl.extract(Touchy(0), numbered(5), "inner.first", out, on_error="skip", batch_size=1)
+    assert hl.open_store(out).failed == {0: "ValueError: no such word"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no such word")], ids=repr)

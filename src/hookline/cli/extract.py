@@ -178,6 +178,8 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
         click.echo(f"  skipped sample {id}: {why}", err=True)
     if len(result.failed) > _NAMED:
         click.echo(f"  and {len(result.failed) - _NAMED:,} others", err=True)
+    if len(result.failed) > _NAMED or (result.failed and world > 1):
+        click.echo(f"hint: `hookline verify {result.out}` names all that were skipped", err=True)
     if result.failed and world == 1:
         raise SystemExit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,9 @@ import click
 
 if TYPE_CHECKING:
     from hookline.stores import Verdict
+
+_NAMED = 10
+"""So many samples that were skipped are named."""
 
 _EPILOG = """\b
 exit codes:
@@ -63,6 +66,7 @@ def _describe(verdict: Verdict) -> dict[str, object]:
         "bytes": verdict.bytes,
         "problems": [{"file": file, "what": what} for file, what in verdict.problems],
         "repairs": verdict.repairs,
+        "skipped": {str(id): why for id, why in verdict.failed.items()},
     }
 
 
@@ -81,6 +85,7 @@ def _print(store: str, verdict: Verdict, repair: bool, quiet: bool) -> None:
     )
     if verdict.is_good:
         click.echo(f"all is as it was written: {counts}")
+        _print_skipped(verdict.failed)
         return
     for repair_made in verdict.repairs:
         click.echo(_show(repair_made), err=True)
@@ -89,6 +94,17 @@ def _print(store: str, verdict: Verdict, repair: bool, quiet: bool) -> None:
         click.echo(f"hint: `hookline verify {store} --repair` repairs what can be", err=True)
     elif any("moved to" in one for one in verdict.repairs):
         click.echo("hint: run the same extraction again, to make what is missing", err=True)
+
+
+def _print_skipped(failed: Mapping[int, str]) -> None:
+    """Name the samples that an extraction left out."""
+    if not failed:
+        return
+    click.echo(f"{len(failed):,} sample{'s' * (len(failed) != 1)} skipped by the extraction:")
+    for id, why in list(failed.items())[:_NAMED]:
+        click.echo(_show(f"  {id}: {why}"))
+    if len(failed) > _NAMED:
+        click.echo(f"  and {len(failed) - _NAMED:,} others; --json names all")
 
 
 def _show(text: str) -> str:

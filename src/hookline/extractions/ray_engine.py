@@ -25,6 +25,7 @@ from hookline.extractions.ray_rows import RayRows
 from hookline.extractions.wanted import Ids, Wanted
 from hookline.extractions.work import check_room, remove_store
 from hookline.stores import StoreWriter
+from hookline.stores.failures import FailureLog
 from hookline.stores.indexing import find_done, read_about
 from hookline.stores.layout import SHARDS
 
@@ -78,9 +79,11 @@ def extract_with_ray(
     with writer:
         writer.claim()  # another driver would take what its actors write for what they have left
         _sweep(writer)
+        log = FailureLog(writer.place, writer.name)
         with running_ray(ray, cluster), contextlib.closing(told) as found:
             for one in found:
                 _take_in(ray, one, result, writer)
+                log.write(result.failed)
                 if on_progress is not None:
                     on_progress(advance)
         _sweep(writer)

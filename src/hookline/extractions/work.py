@@ -27,14 +27,16 @@ from hookline.extractions.sizing import BatchSize
 from hookline.extractions.teams import Team
 from hookline.extractions.wanted import Ids, Wanted
 from hookline.stores import StoreWriter
+from hookline.stores.failures import FailureLog
 from hookline.stores.indexing import DamagedAbout, find_done, read_about
-from hookline.stores.layout import ABOUT, INDEX, SHARDS, name_dtype
+from hookline.stores.layout import ABOUT, FAILED, INDEX, SHARDS, name_dtype
 from hookline.stores.locking import refuse_writers
 from hookline.stores.places import Place, open_place
 
 OnError = Literal["stop", "skip"]
 
 _TELL_EVERY = 0.5
+_NOTE_EVERY = 10.0
 _TRIED = 3
 """Batches that an estimate is made from, besides one to warm up."""
 
@@ -179,8 +181,10 @@ class Work:
         if on_error not in ("stop", "skip"):
             raise ValueError(f'on_error is "stop" or "skip", not {on_error!r}')
         self.failed = {}
-        begun = told = time.perf_counter()
+        begun = told = noted = time.perf_counter()
         saver = Saver(writer, shard)
+        # Of a task that may be done again, whoever gave it keeps account.
+        log = FailureLog(writer.place, writer.name) if shard is None else None
         is_known = False
         try:
             with (
@@ -203,8 +207,15 @@ class Work:
                     if on_progress is not None and now - told >= _TELL_EVERY:
                         on_progress(advance)
                         told = now
+                    if log is not None and now - noted >= _NOTE_EVERY:
+                        log.write(self.failed)
+                        noted = now
         finally:
-            saver.close()
+            try:
+                saver.close()
+            finally:
+                if log is not None:
+                    log.write(self.failed)
         advance.samples, advance.bytes = saver.samples, saver.bytes
         advance.seconds = time.perf_counter() - begun
         if on_progress is not None:
@@ -339,7 +350,7 @@ def remove_store(out: str | os.PathLike[str]) -> None:
             return
     if place.local is not None:
         refuse_writers(place.local / SHARDS, place.name)
-    for folder in (SHARDS, INDEX):
+    for folder in (SHARDS, INDEX, FAILED):
         for name in place.names(folder):
             place.remove(f"{folder}/{name}")
     place.remove(ABOUT)

@@ -8,6 +8,7 @@
     shard_reading.py   one shard; store.py all of them, stored_columns.py by column
     rows_at.py         rows from all over, many on their way at once
     indexing.py        what the store says of itself, and a line for each shard
+    failures.py        the samples that were left out, and why
     datasets.py        `StoreDataset` and `StoreIterable`, for torch's data loaders
     exporting.py       Arrow, Parquet, datasets, zarr
     verifying.py       `verify`: whether everything is as it was written, and what to do if not

@@ -3,6 +3,7 @@
     store.json                  the version, the columns, and what the store says of itself
     shards/NAME.safetensors     samples, in groups; complete, or not there at all
     index/WRITER.jsonl          a line for each shard that a writer has finished
+    failed/WRITER.jsonl         samples that were left out, and why
 
 Each shard says by itself what is in it, so that the index can be made anew from the shards.
 In a shard the tensors of group 7 are named:
@@ -30,6 +31,7 @@ VERSION = 1
 ABOUT = "store.json"
 SHARDS = "shards"
 INDEX = "index"
+FAILED = "failed"
 SUFFIX = ".safetensors"
 METADATA = "hookline.store"
 """Under this name a shard's head says what is in the shard."""

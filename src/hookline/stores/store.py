@@ -11,6 +11,7 @@ import numpy as np
 
 from hookline._errors import StoreError
 from hookline.stores.exporting import make_arrow, make_datasets, write_parquet, write_zarr
+from hookline.stores.failures import read_failed
 from hookline.stores.indexing import list_shards, need_about
 from hookline.stores.layout import Column
 from hookline.stores.places import Place, open_place
@@ -71,6 +72,11 @@ class Store:
     def ids(self) -> Integers:
         """The numbers of the samples, in order."""
         return self._samples[0]
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """By number, the samples that an extraction skipped and that are not there since: why."""
+        return read_failed(self.place, self.ids)
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hookline._errors import CorruptShard, NewerRun, StoreError
+from hookline.stores.failures import read_failed
 from hookline.stores.indexing import describe_ids, list_shards, need_about, read_line
 from hookline.stores.layout import ABOUT, INDEX, SHARDS, Column, check_file_name
 from hookline.stores.locking import find_writer, is_held
@@ -51,6 +52,8 @@ class Verdict:
     """The file that each is about, and what is wrong with it."""
     repairs: list[str] = field(default_factory=list)
     """What was done about them."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """By number, the samples that an extraction skipped, and why; which is no problem."""
 
     @property
     def is_good(self) -> bool:
@@ -81,6 +84,8 @@ def verify(
         return verdict
     ids = _judge_shards(place, columns, verdict, repair, on_progress)
     verdict.samples = _judge_samples(ids, verdict)
+    every = np.concatenate([np.empty(0, np.int64), *(own for _, own in ids.values())])
+    verdict.failed = read_failed(place, every)
     _judge_index(place, ids, verdict, repair)
     _judge_parts(place, verdict, repair)
     return verdict
