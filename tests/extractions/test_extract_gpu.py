@@ -30,6 +30,14 @@ def test_the_same_bits_in_any_size_of_batches(tmp_path: Path) -> None:
         torch.testing.assert_close(one, exact, rtol=1e-2, atol=1e-2)
 
 
+def test_a_device_moves_the_model(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(9, 4)
+    expected = model(x).detach()
+    result = hl.extract(model, x, "", tmp_path / "out", device="cuda")
+    assert model.weight.is_cuda
+    torch.testing.assert_close(result.open()[":output"][:], expected, rtol=1e-2, atol=1e-2)
+
+
 class Large(nn.Module):
     """Needs 6 GB for each sample, for a moment."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline import _torch
 from hookline.extractions import teams
+from hookline.extractions.placing import place_model
 from hookline.extractions.samples import SampleError
 from hookline.extractions.work import Work
 
@@ -114,6 +115,8 @@ def extract_all(kind: str, folder: str, rank: int) -> dict[str, Any]:
     again = hl.extract(model, samples, "blocks.0", out / "bad", overwrite=True)
     told["again"] = (again.advance.samples, again.advance.before)
 
+    place_model(model, "meta")
+    assert {one.device.type for one in model.parameters()} == {"cpu"}
     cramped = spread(kind, Net(most=3))
     hl.extract(cramped, samples, "blocks.2", out / "cramped")
     told["cramped"] = max(cramped.sizes[3:])
@@ -166,6 +169,20 @@ def test_what_is_inside_of_wrappers_runs(tmp_path: Path) -> None:
     assert model.module.sizes == [5]
     features = hl.AddFeatures(model, "head")({"x": samples.numpy()})
     assert features["head:output"].shape == (5, 2)
+
+
+def test_a_device_moves_the_model_unless_it_is_spread(tmp_path: Path) -> None:
+    model = nn.DataParallel(Net())
+    with pytest.raises(SampleError):  # nothing can be kept of such values
+        hl.extract(model, numbered(5), "head", tmp_path / "out", device="meta")
+    assert {one.device.type for one in model.parameters()} == {"meta"}
+    mapped: Any = Net()
+    mapped.blocks.hf_device_map = {"": 0}
+    assert not next(place_model(mapped, "meta").parameters()).is_meta
+    parted = Net()
+    parted.head.to("meta")
+    assert not next(place_model(parted, "meta").parameters()).is_meta
+    assert next(place_model(Net(), None).parameters()).device.type == "cpu"
 
 
 def agree_on_errors(rank: int) -> list[str]:

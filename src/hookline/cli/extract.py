@@ -139,10 +139,10 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
     if engine == "local":
         model = load_model(options["model"])
         if options.get("device"):
-            from hookline.extractions.running import choose_device
+            from hookline.extractions.placing import place_model
 
             with running_code("moving the model"):
-                model = model.to(choose_device(options["device"]))
+                model = place_model(model, options["device"])
     sites, reduce = read_sites(options)
     if engine == "local":
         from hookline.extractions.sites import SiteChoice

@@ -12,7 +12,7 @@ from torch import nn
 
 from hookline.extractions.advancing import Advance, Extraction
 from hookline.extractions.local_engine import Job, extract_here
-from hookline.extractions.placing import unwrap
+from hookline.extractions.placing import place_model, unwrap
 from hookline.extractions.ray_actors import Plan
 from hookline.extractions.ray_cluster import RayCluster
 from hookline.extractions.ray_engine import extract_with_ray
@@ -81,7 +81,8 @@ def extract(
         batch_size: samples that go through the model at once; found by itself unless given. Where
             memory does not suffice, a batch is divided.
         limit: only so many samples, from the first one on.
-        device: where batches go; to the model's first parameter unless given.
+        device: where batches go; to the model's first parameter unless given. The model is moved
+            there and stays, unless it is spread over ranks or devices.
         dtype: keep values as this type.
         deterministic: send each sample alone, on one thread, so that the same bits come out
             whatever the size of batches and the number of ranks.
@@ -126,7 +127,7 @@ def extract(
         return extract_with_ray(plan, cluster, overwrite=overwrite, on_progress=on_progress)
     if not isinstance(model, nn.Module):
         model = model()
-    model = unwrap(model)
+    model = place_model(unwrap(model), device)
     choice = SiteChoice(model, sites, reduce)
     job = Job(
         model,

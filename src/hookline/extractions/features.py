@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.extractions.collating import collate as join
-from hookline.extractions.placing import unwrap
-from hookline.extractions.running import Failed, ModelFailed, Runner, choose_device, evaluating
+from hookline.extractions.placing import place_model, unwrap
+from hookline.extractions.running import Failed, ModelFailed, Runner, evaluating
 from hookline.extractions.selecting import Reduce
 from hookline.extractions.sites import SiteChoice, Sites
 
@@ -43,13 +43,11 @@ class AddFeatures:
         dtype: torch.dtype | None = None,
         deterministic: bool = False,
     ) -> None:
-        self._model = unwrap(model if isinstance(model, nn.Module) else model())
-        place = choose_device(device)
-        if place is not None:
-            self._model = self._model.to(place)
+        own = unwrap(model if isinstance(model, nn.Module) else model())
+        self._model = place_model(own, device)
         choice = SiteChoice(self._model, sites, reduce)
         self._runner = Runner(
-            self._model, choice, device=place, dtype=dtype, is_alone=deterministic
+            self._model, choice, device=device, dtype=dtype, is_alone=deterministic
         )
         self._column, self._prepare, self._join = column, prepare, collate or join
         self._is_deterministic = deterministic

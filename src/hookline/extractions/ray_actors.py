@@ -19,7 +19,7 @@ from torch import nn
 
 from hookline._errors import HooklineError
 from hookline.extractions.advancing import Advance
-from hookline.extractions.placing import unwrap
+from hookline.extractions.placing import place_model, unwrap
 from hookline.extractions.ray_cluster import import_ray
 from hookline.extractions.ray_rows import HandedRows, Part, read_parts
 from hookline.extractions.sites import SiteChoice, Sites, name_model
@@ -54,10 +54,7 @@ class Plan:
         model = self.make_model
         if not isinstance(model, nn.Module):
             model = model()
-        model = unwrap(model)
-        device = self.options.get("device")
-        if device is not None:
-            model = model.to(device)
+        model = place_model(unwrap(model), self.options.get("device"))
         source = open_source(self.data, column=self.column)
         return Work(
             model, source, SiteChoice(model, self.sites, self.reduce), **self.options
