@@ -227,6 +227,12 @@ class Work:
 
         `is_new` where the store that is there, if there is one, will be removed.
         """
+        if not self._source.is_repeatable:
+            raise ValueError(
+                f"dry_run=True reads the first samples, and a `{self._source.name}` gives each of "
+                "them once: they would be missing from the extraction. Give data that can be read "
+                "again, such as a list, a data set or a file"
+            )
         place = open_place(out)
         about = None if is_new else read_about(place)
         done: Ids | None = None
@@ -238,12 +244,6 @@ class Work:
         sizes: dict[str, float] = {}
         count, seconds = 0, 0.0
         with (
-        if not self._source.is_repeatable:
-            raise ValueError(
-                f"dry_run=True reads the first samples, and a `{self._source.name}` gives each of "
-                "them once: they would be missing from the extraction. Give data that can be read "
-                "again, such as a list, a data set or a file"
-            )
             evaluating(self._model, is_deterministic=self._is_deterministic),
             self._feed(wanted) as batches,
         ):
