@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +18,6 @@ from hookline.cli.extract_options import (
     read_sites,
 )
 from hookline.cli.failing import Misused, running_code
-
-if TYPE_CHECKING:
-    from hookline.extractions.advancing import Advance
 
 _EPILOG = """\b
 exit codes:
@@ -42,10 +35,6 @@ A file of options has the long names without dashes, and `sites` as a list or a 
   [sites]
   "layers.20" = "last"
 """
-
-_EVERY = 30.0
-"""Seconds between two lines where there is no terminal."""
-
 
 _NAMED = 10
 """So many samples that were skipped are named."""
@@ -150,7 +139,7 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
         hint = f"`hookline sites {options['model']}` lists the modules of the model"
         with running_code("finding the sites", hint=hint, reword=name_options):
             SiteChoice(model, sites, reduce)
-    with running_code("the extraction", reword=name_options), _progress(quiet or dry_run) as tell:
+    with running_code("the extraction", reword=name_options):
         result = extract(
             model,
             read_data(options["data"]),
@@ -168,7 +157,7 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
             overwrite=bool(options.get("overwrite")),
             dry_run=dry_run,
             engine=engine,
-            on_progress=tell,
+            progress=not quiet,
         )
     rank, world = read_rank()
     if rank and engine == "local" and is_spread(model):
@@ -182,75 +171,3 @@ def _extract(options: dict[str, Any], *, dry_run: bool, quiet: bool) -> None:
         click.echo(f"hint: `hookline verify {result.out}` names all that were skipped", err=True)
     if result.failed and world == 1:
         raise SystemExit(1)
-
-
-@contextmanager
-def _progress(is_quiet: bool) -> Iterator[Callable[[Advance], None] | None]:
-    """Show how far it is: a bar on a terminal, a line now and then elsewhere."""
-    if is_quiet:
-        yield None
-    elif sys.stderr.isatty():
-        with _Bar() as bar:
-            yield bar.tell
-    else:
-        yield _Lines().tell
-
-
-class _Bar:
-    """A bar with the rate, the bytes and the time that is left."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("", total=None, rate="")
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, advance: Advance) -> None:
-        """Move the bar."""
-        self._progress.update(
-            self._task, completed=advance.samples, total=advance.total, rate=_describe(advance)
-        )
-
-
-class _Lines:
-    """A line now and then, for a log."""
-
-    def __init__(self) -> None:
-        self._told = time.monotonic()
-
-    def tell(self, advance: Advance) -> None:
-        """Print a line, if the last was long ago."""
-        from hookline.extractions.advancing import show_seconds
-
-        if time.monotonic() - self._told < _EVERY:
-            return
-        self._told = time.monotonic()
-        total = "" if advance.total is None else f" of {advance.total:,}"
-        left = "" if advance.left is None else f", {show_seconds(advance.left)} left"
-        click.echo(f"{advance.samples:,}{total} samples, {_describe(advance)}{left}", err=True)
-
-
-def _describe(advance: Advance) -> str:
-    from hookline.extractions.advancing import show_bytes
-
-    return f"{advance.rate:,.1f}/s in batches of {advance.batch}, {show_bytes(advance.bytes)}"

@@ -18,6 +18,7 @@ from hookline.extractions.ray_cluster import RayCluster
 from hookline.extractions.ray_engine import extract_with_ray
 from hookline.extractions.ray_rows import RayRows, is_ray_dataset
 from hookline.extractions.selecting import Reduce
+from hookline.extractions.showing import showing
 from hookline.extractions.sites import SiteChoice, Sites
 from hookline.extractions.work import OnError, Work
 from hookline.watchers.describing import read_rank
@@ -47,6 +48,7 @@ def extract(
     dry_run: bool = False,
     engine: Engine = "local",
     on_progress: Callable[[Advance], None] | None = None,
+    progress: bool | None = None,
 ) -> Extraction:
     """Send every sample through a model, and keep the values of named sites in a store on disk.
 
@@ -95,6 +97,8 @@ def extract(
         engine: `"ray"`, or a `hl.RayCluster` that says which and how many actors: the same by a
             pool of actors that each hold the model. `model` may be a function that makes it, then.
         on_progress: called about twice a second.
+        progress: show on the standard error how far it is: a bar on a terminal, else a line every
+            30 seconds. Unless given, a bar where there is a terminal and no `on_progress`.
     """
     options: dict[str, Any] = {
         "prepare": prepare,
@@ -124,25 +128,27 @@ def extract(
     cluster = _read_engine(engine)
     if cluster is not None and not dry_run:
         plan = Plan(model, data, sites, reduce, column, os.fspath(out), options, on_error)
-        return extract_with_ray(plan, cluster, overwrite=overwrite, on_progress=on_progress)
+        with showing(progress, on_progress) as tell:
+            return extract_with_ray(plan, cluster, overwrite=overwrite, on_progress=tell)
     if not isinstance(model, nn.Module):
         model = model()
     model = place_model(unwrap(model), device)
     choice = SiteChoice(model, sites, reduce)
-    job = Job(
-        model,
-        choice,
-        data,
-        column,
-        out,
-        options,
-        is_new=overwrite,
-        shard_bytes=shard_bytes,
-        on_error=on_error,
-        on_progress=on_progress,
-    )
     foresee = partial(Work.plan, out=out, is_new=overwrite) if dry_run else None
-    return extract_here(job, plan=foresee)
+    with showing(False if dry_run else progress, on_progress) as tell:
+        job = Job(
+            model,
+            choice,
+            data,
+            column,
+            out,
+            options,
+            is_new=overwrite,
+            shard_bytes=shard_bytes,
+            on_error=on_error,
+            on_progress=tell,
+        )
+        return extract_here(job, plan=foresee)
 
 
 def _read_engine(engine: Any) -> RayCluster | None:
