@@ -198,6 +198,24 @@ def test_another_extraction_is_refused(tmp_path: Path) -> None:
     torch.testing.assert_close(result.open()["first"][:], other.first(samples).detach())
 
 
+@pytest.mark.parametrize("which", ["prepare", "collate", "reduce"])
+def test_another_function_is_another_extraction(which: str, tmp_path: Path) -> None:
+    def extract(function: Any) -> hl.Extraction:
+        return hl.extract(
+            Layers(), numbered(6), "second", tmp_path / "out", **{which: function}, limit=3
+        )
+
+    functions = {
+        "prepare": (lambda one: one + 1, lambda one: one + 2),
+        "collate": (lambda some: torch.stack(some), torch.stack),
+        "reduce": (lambda value, _: value, lambda value, _: value * 2),
+    }[which]
+    extract(functions[0])
+    assert extract(functions[0]).advance.before == 3
+    with pytest.raises(hl.StoreError, match="holds another extraction"):
+        extract(functions[1])
+
+
 def test_overwrite_leaves_other_files_alone(tmp_path: Path) -> None:
     model, samples = Layers(), numbered(6)
     (tmp_path / "notes.txt").write_text("mine")

@@ -5,6 +5,7 @@ Padding is left out wherever a mask says what is padding. Knows no model.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -53,9 +54,22 @@ def check_reduce(reduce: Any) -> Any:
 
 def name_reduce(reduce: Reduce) -> str | int | None:
     """Name a way, so that two extractions can be compared."""
-    if callable(reduce):
-        return f"{reduce.__module__}:{getattr(reduce, '__qualname__', type(reduce).__qualname__)}"
-    return reduce
+    return name_function(reduce) if callable(reduce) else reduce
+
+
+def name_function(function: Any) -> str | None:
+    """Name a function, so that two extractions can be compared; one without a name by its code."""
+    if function is None:
+        return None
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    code = getattr(function, "__code__", None)
+    if code is None or "<lambda>" not in name:
+        return name
+    parts = (code.co_code, *map(str, code.co_names), *map(str, code.co_varnames))
+    # The code of a function in it is told by its address, which is another one each time.
+    consts = [repr(one) for one in code.co_consts if not isinstance(one, type(code))]
+    return f"{name} {hashlib.sha256(repr((parts, consts)).encode()).hexdigest()[:8]}"
 
 
 def find_mask(batch: Any) -> Tensor | None:

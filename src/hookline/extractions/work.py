@@ -22,6 +22,7 @@ from hookline.extractions.probing import differ
 from hookline.extractions.running import Failed, Made, ModelFailed, Runner, bytes_of, evaluating
 from hookline.extractions.samples import SampleError, Source
 from hookline.extractions.saving import Saver
+from hookline.extractions.selecting import name_function
 from hookline.extractions.sites import SiteChoice, name_model
 from hookline.extractions.sizing import BatchSize
 from hookline.extractions.teams import Team
@@ -43,7 +44,7 @@ _TRIED = 3
 _SHARED = 8
 """Samples of a batch of ranks that hold the model together, unless given."""
 
-_SAME = ("sites", "model", "data", "dtype", "prepare", "deterministic")
+_SAME = ("sites", "model", "data", "dtype", "prepare", "collate", "deterministic")
 """What has to be the same when an extraction goes on."""
 
 
@@ -108,7 +109,8 @@ class Work:
                 "samples": source.probe(),
             },
             "dtype": None if self._dtype is None else name_dtype(self._dtype),
-            "prepare": None if self._prepare is None else _name(self._prepare),
+            "prepare": name_function(self._prepare),
+            "collate": name_function(self._collate),
             "deterministic": self._is_deterministic,
         }
         return self._facts
@@ -392,8 +394,3 @@ def _without_name(fact: Any) -> Any:
     if isinstance(fact, Mapping) and "fingerprint" in fact:
         return fact["fingerprint"]
     return fact
-
-
-def _name(function: Any) -> str:
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}:{kind.__qualname__}"
