@@ -176,8 +176,10 @@ def test_many_numbers_far_apart_are_found_again(tmp_path: Path) -> None:
 def test_line_with_senseless_ranges_is_not_believed(ranges: object, tmp_path: Path) -> None:
     fill(tmp_path, [3, 4])
     path = tmp_path / "index" / "writer.jsonl"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"ranges": ranges}) + "\n")
-    assert StoreWriter(tmp_path).find_done().tolist() == [3, 4]
+    line = json.loads(path.read_text())
+    for lie in ({"ranges": ranges}, {"ranges": [[0, 10**15]], "samples": 10**18}):
+        path.write_text(json.dumps(line | lie) + "\n")
+        assert StoreWriter(tmp_path).find_done().tolist() == [3, 4]
 
 
 def test_line_that_was_cut_off_is_left_out_and_swallows_none(tmp_path: Path) -> None:
