@@ -168,6 +168,17 @@ def test_text_is_a_sample_a_line(tmp_path: Path) -> None:
     assert read(bare) == [(0, "a"), (1, "b")]
 
 
+@pytest.mark.parametrize("given", ["s3://bucket/*.parquet", "https://a.org/data.jsonl"])
+def test_data_from_elsewhere_is_told_how_to_come(given: str) -> None:
+    with pytest.raises(ValueError, match=r"not on a disk of this machine.*ray\.data\.read_parquet"):
+        open_source(given)
+
+
+def test_an_address_of_this_machine_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("one\n")
+    assert read(f"file://{tmp_path}/data.txt") == [(0, "one")]
+
+
 def test_folder_and_pattern_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / ".cache").mkdir()

@@ -54,6 +54,13 @@ class Files:
 
 def find_files(given: str) -> Files:
     """Find the files that a path, a folder or a pattern means."""
+    given = given.removeprefix("file://")
+    if "://" in given:
+        raise ValueError(
+            f"`{given}` is not on a disk of this machine, and data are read from there (a store "
+            "may lie anywhere). Give a Ray Dataset, as in `ray.data.read_parquet(...)`, a Hugging "
+            'Face data set, as in `load_dataset("parquet", data_files=...)`, or copy the files'
+        )
     path = Path(given).expanduser()
     if path.is_file():
         kind = _kind_of(path.name)
