@@ -33,7 +33,7 @@ def extract(
     out: str | os.PathLike[str],
     *,
     reduce: Reduce = None,
-    column: str | None = None,
+    column: str | int | None = None,
     ids: str | None = None,
     prepare: Callable[[Any], Any] | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
@@ -75,7 +75,8 @@ def extract(
             `"first"`, or a number: one token; `"mean"`, `"max"`, `"sum"`: over the tokens;
             `"spatial"`: the mean over all dimensions after the second. Or a function of the value
             and the mask. Padding is left out of all of them.
-        column: of samples that are dicts, the field that is the sample.
+        column: of samples that are dicts, the field that is the sample; of tuples such as
+            `(image, label)`, its place: 0.
         ids: of a Ray Dataset, the column of integers from 0 on that are the samples' numbers.
             Without it a sample's number is its place in the order that Ray gives the rows in.
         prepare: makes of a sample what the model takes, such as a tokenizer.
@@ -109,6 +110,7 @@ def extract(
         "dtype": dtype,
         "is_deterministic": deterministic,
     }
+    column = None if column is None else str(column)
     _, world = read_rank()
     if is_ray_dataset(data):
         if world > 1:

@@ -17,6 +17,7 @@ from hookline._torch import is_fully_sharded, reset_sharding
 from hookline.captures.capture import capture
 from hookline.captures.shortage import is_out_of_memory
 from hookline.captures.transfers import Transfer, Transfers, can_travel
+from hookline.extractions.calling import refuse_arguments
 from hookline.extractions.collating import Padded, call_with, move, size_of, split
 from hookline.extractions.samples import SampleError
 from hookline.extractions.selecting import Ragged, find_mask, select_rows
@@ -155,6 +156,9 @@ class Runner:
         try:
             with torch.no_grad(), self._capture as got:
                 self._model(*args, **kwargs)
+        except (TypeError, RuntimeError) as error:
+            refuse_arguments(self._model, args, kwargs, error)
+            raise
         finally:
             if self._is_sharded:
                 reset_sharding(self._model)

@@ -91,9 +91,13 @@ def read_sample(id: int, read: Callable[[Any], Any], item: Any, column: str | No
 
 
 def pick_column(sample: Any, column: str | None) -> Any:
-    """Give one field of a sample, or the sample itself where no column is asked for."""
+    """Give one field of a dict or, by its place, one value of a tuple; all of it without one."""
     if column is None:
         return sample
+    if isinstance(sample, (tuple, list)) and column.isdecimal():
+        if int(column) >= len(sample):
+            raise IndexError(f"column={column} is not among the {len(sample)} values of a sample")
+        return sample[int(column)]
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"column={column!r} picks a field of dict samples, and this one is a "

@@ -27,7 +27,8 @@ _CHOICES = (
 def open_source(data: Any, *, column: str | None = None) -> Source:
     """Open what samples come from: a data set, a sequence, an iterable, a DataLoader or a path.
 
-    `column` picks one field of samples that are dicts, or the tensor of a `.safetensors` file.
+    `column` picks one field of samples that are dicts, the place in those that are tuples, or the
+    tensor of a `.safetensors` file.
     """
     if isinstance(data, Source):
         return data
