@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from click.testing import CliRunner, Result
 import hookline
 import hookline as hl
 from hookline.cli import main
+from hookline.cli.extract_options import read_config, read_engine
+from hookline.cli.failing import Misused
 
 CODE = """
 import time
@@ -181,6 +184,8 @@ def test_mistakes_in_a_file_are_explained(folder: Path, text: str, message: str)
         (BASIC[:6], 2, "there is no --out"),
         ([*BASIC, "--limit", "0"], 2, "--limit"),
         ([*BASIC, "--dtype", "float33"], 2, "there is no dtype `float33`\nhint: such as"),
+        ([*BASIC, "--engine", "ray", "--actors", "4:2"], 2, "as in '4:64', not '4:2'"),
+        ([*BASIC, "--engine", "ray", "--actors", "0"], 2, "--actors is a whole number from 1 on"),
         ([*BASIC, "--actors", "2"], 2, "--actors belongs to Ray\nhint: say `--engine ray` too"),
         ([*BASIC, "--prepare", "net.py:double", "--tokenizer", "x"], 2, "give one of them"),
         ([*BASIC, "--reduce", "middle"], 1, "'middle' is no way to reduce a value"),
@@ -199,6 +204,23 @@ def test_mistakes_are_explained(folder: Path, words: list[str], code: int, messa
     assert message in result.output
     assert "Traceback" not in result.output
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("actors", "pool"), [(3, (3, 3)), ("3", (3, 3)), ("4:64", (4, 64)), (None, (1, 1))], ids=repr
+)
+def test_actors_are_a_number_or_the_fewest_and_the_most(actors: Any, pool: tuple[int, int]) -> None:
+    assert read_engine({"engine": "ray", "actors": actors}).pool == pool
+
+
+@pytest.mark.parametrize("value", ["3", "'4:64'"])
+def test_a_file_of_options_says_how_many_actors(tmp_path: Path, value: str) -> None:
+    (tmp_path / "options.toml").write_text(f"actors = {value}\n")
+    assert str(read_config(tmp_path / "options.toml")["actors"]) == value.strip("'")
+    for wrong in ("true", "0", "'4:'", "'a'"):
+        (tmp_path / "options.toml").write_text(f"actors = {wrong}\n")
+        with pytest.raises(Misused, match="the fewest and the most"):
+            read_config(tmp_path / "options.toml")
 
 
 def test_a_dry_run_writes_nothing(folder: Path) -> None:

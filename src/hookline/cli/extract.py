@@ -81,7 +81,9 @@ _NAMED = 10
     "--engine", type=click.Choice(["local", "ray"]), help="Who does it; this process unless given."
 )
 @click.option("--address", metavar="ADDRESS", help="Of a cluster of Ray; auto for this machine's.")
-@click.option("--actors", metavar="N", type=click.IntRange(1), help="How many hold the model.")
+@click.option(
+    "--actors", metavar="N[:N]", help="How many hold the model; 4:64 for the fewest and the most."
+)
 @click.option("--gpus", metavar="N", type=float, help="GPUs of each actor; 0.5 for two on one.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result.")
 def extract_features(config: Path | None, dry_run: bool, quiet: bool, **given: Any) -> None:

@@ -17,12 +17,13 @@ _TEXT, _COUNT, _FLAG = "a text", "a whole number from 1 on", "true or false"
 _KINDS: dict[str, str] = {
     **dict.fromkeys(("model", "data", "out", "column", "prepare", "tokenizer"), _TEXT),
     **dict.fromkeys(("device", "dtype", "address"), _TEXT),
-    **dict.fromkeys(("length", "batch_size", "limit", "actors"), _COUNT),
+    **dict.fromkeys(("length", "batch_size", "limit"), _COUNT),
     **dict.fromkeys(("deterministic", "overwrite"), _FLAG),
     "sites": "a text, a list of texts, or a table of what is kept of each",
     "reduce": "a text or a whole number",
     "on_error": "stop or skip",
     "engine": "local or ray",
+    "actors": "a whole number from 1 on, or the fewest and the most, as in '4:64'",
     "gpus": "a number",
 }
 """The names that a file of options may have, and what each of them is."""
@@ -92,6 +93,8 @@ def _is_right(name: str, value: Any) -> bool:
         return bool(texts) and all(isinstance(one, str) and one for one in texts)
     if name == "reduce":
         return isinstance(value, str) or is_whole
+    if name == "actors":
+        return _read_actors(value) is not None
     if name == "gpus":
         return (is_whole or isinstance(value, float)) and value >= 0
     return value in kind.split(" or ")
@@ -178,8 +181,21 @@ def read_engine(options: Mapping[str, Any]) -> Any:
     from hookline import RayCluster
 
     gpus = float(options.get("gpus") or 0)
-    actors = int(options.get("actors") or 1)
+    actors = _read_actors(options.get("actors") or 1)
+    if actors is None:
+        raise Misused(f"--actors is {_KINDS['actors']}, not {options['actors']!r}")
     return RayCluster(options.get("address"), actors=actors, gpus=gpus)
+
+
+def _read_actors(given: Any) -> int | tuple[int, int] | None:
+    """Read how many actors there are: a number, or the fewest and the most; None if it is none."""
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", str(given))
+    if found is None or isinstance(given, bool):
+        return None
+    fewest, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= fewest <= most:
+        return None
+    return (fewest, most) if found[2] else fewest
 
 
 class LoadModel:
