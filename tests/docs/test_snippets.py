@@ -38,6 +38,7 @@ LANGUAGES = {"python", "text", "sh"}
 UNSTEADY = {
     r"took \d+\.\d\dx as long \(.*?\)": "took N.NNx as long",
     r"(?m)^(run   \S+)\n +\(": r"\1 (",  # the folder of a test is long enough to break the line
+    r"[\d,.]+ samples/s": "N samples/s",
     r"\d{8}-\d{6}": "DATE-TIME",
     r"\d{4}-\d\d-\d\d \d\d:\d\d": "DATE TIME",
 }

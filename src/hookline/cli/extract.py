@@ -95,7 +95,8 @@ def extract_features(config: Path | None, dry_run: bool, quiet: bool, **given: A
 
     \b
     examples:
-      hookline extract --model model.py:make --data images/ --site layer4 --reduce spatial -o out
+      hookline extract --model model.py:make --prepare model.py:prepare --data images/ \\
+          --site layer4 --reduce spatial -o out
       hookline extract --model lm.py:make --data texts.jsonl --column text --tokenizer gpt2 \\
           --site 'layers.*' --reduce last --dtype bfloat16 -o features --dry-run
       hookline extract features.toml
