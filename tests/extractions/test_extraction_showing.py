@@ -49,7 +49,9 @@ def test_a_bar_is_on_a_terminal_and_nothing_elsewhere(
 
 
 @pytest.mark.parametrize(
-    "options", [{"progress": False}, {"dry_run": True}, {"on_progress": lambda _: None}], ids=str
+    "options",
+    [{"progress": False}, {"dry_run": True}, {"on_progress": lambda _: None}],
+    ids=["not asked for", "dry run", "callback"],
 )
 def test_no_bar_is_where_none_is_wanted(
     tmp_path: Path, terminal: Terminal, options: dict[str, Any]
