@@ -13,6 +13,7 @@ import torch
 from extracted_models import numbered
 from ranks import run_on_ranks
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import hookline as hl
 from hookline import _torch
@@ -169,6 +170,14 @@ def test_what_is_inside_of_wrappers_runs(tmp_path: Path) -> None:
     assert model.module.sizes == [5]
     features = hl.AddFeatures(model, "head")({"x": samples.numpy()})
     assert features["head:output"].shape == (5, 2)
+
+
+def test_the_older_way_to_shard_is_refused() -> None:
+    wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(hl.UnsupportedModel, match="`fully_shard"):
+        teams.is_spread(nn.Sequential(wrapped))
+    assert not teams.is_spread(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_a_device_moves_the_model_unless_it_is_spread(tmp_path: Path) -> None:

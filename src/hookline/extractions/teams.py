@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed, nn
 
-from hookline._errors import HooklineError, HooklineWarning, OutOfMemory, StoreError
+from hookline._errors import (
+    HooklineError,
+    HooklineWarning,
+    OutOfMemory,
+    StoreError,
+    UnsupportedModel,
+)
 from hookline._torch import is_fully_sharded
 from hookline.captures.shortage import is_out_of_memory
 from hookline.extractions.collating import move
@@ -49,6 +55,12 @@ class _Over:
 
 def is_spread(model: nn.Module) -> bool:
     """Tell whether ranks hold a model together: every forward needs all of them."""
+    older = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    if any(isinstance(one, older) for one in model.modules()):
+        raise UnsupportedModel(
+            "ranks that hold a model together by `FullyShardedDataParallel` cannot extract from "
+            "it: shard it by `fully_shard(model)` in its place"
+        )
     spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if spread is None:
         return False
