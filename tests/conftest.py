@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # No deadline: the first call into torch is slow, and says nothing about the code under test.
-hypothesis.settings.register_profile("hookline", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.register_profile("hookline", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("hookline")
 
 
