@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import time
@@ -14,6 +15,13 @@ import torch.distributed
 import torch.multiprocessing
 
 WORLD = 2
+PRELOADED = [
+    "hookline.testing",
+    "hookline.extractions",
+    "torch._inductor.config",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+]
 _SECONDS = 120.0
 
 
@@ -37,8 +45,14 @@ def _work(rank: int, function: Callable[[int], Any], port: int, folder: str, wor
 
 def run_on_ranks(function: Callable[[int], Any], folder: Path, world: int = WORLD) -> list[Any]:
     """Give what the function returned on each rank; an error in a process is raised here."""
+    # From one process that has loaded torch, so that each begins at once.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     context = torch.multiprocessing.start_processes(
-        _work, (function, _free_port(), str(folder), world), nprocs=world, join=False
+        _work,
+        (function, _free_port(), str(folder), world),
+        nprocs=world,
+        join=False,
+        start_method="forkserver",
     )
     assert context is not None
     end = time.monotonic() + _SECONDS

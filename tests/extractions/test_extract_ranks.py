@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from extracted_models import Falling, Layers, Reader, numbered, texts
+from ranks import PRELOADED
 from torch.utils.data import DataLoader, IterableDataset
 
 import hookline
@@ -30,9 +31,7 @@ _SECONDS = 60.0
 def processes() -> multiprocessing.context.ForkServerContext:
     """Start processes from one that has loaded torch, so that each begins at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["hookline.testing", "hookline.extractions", "torch._inductor.config"]
-    )
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

@@ -306,7 +306,7 @@ def test_layout_finds_the_elements_that_strides_name(
     dims: list[tuple[int, int]], ordered: bool
 ) -> None:
     shape, strides = tuple(size for size, _ in dims), tuple(step for _, step in dims)
-    places = torch.arange(400).as_strided(shape, strides).flatten().tolist()
+    places = torch.arange(1000).as_strided(shape, strides).flatten().tolist()
     layout = find_layout(shape, strides, ordered)
     if layout.is_dense:
         found = list(range(len(places) // layout.repeats)) * layout.repeats
