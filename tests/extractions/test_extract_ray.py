@@ -34,7 +34,11 @@ pytestmark = [
 _STORE = 100 * 2**20
 _HASTE = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200}
 """A node that is gone is missed soon."""
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_TQDM_PATCH_PRINT": "0",  # else it has a `print` of its own from then on
+}
 _FEW = {"RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1"}
 """Ray starts 32 processes to look at the first Parquet file."""
 

@@ -187,7 +187,7 @@ def test_forward_on_the_instance_names_the_library(net: Net, installed: Any) -> 
 
 def test_notes_count_what_is_neither_torchs_nor_hooklines(net: Net) -> None:
     net.fc1.register_forward_hook(probe)
-    net.fc2.register_forward_hook(print)
+    net.fc2.register_forward_hook(len)
     with hook(net, "fc1", look):
         assert inventory(net).notes == (
             "4 hooks: 2 hookline, 1 you, 1 python.",
