@@ -6,7 +6,6 @@ A torch release that moves one of them fails here, and says which.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -464,52 +463,3 @@ def test_whether_a_leaf_gets_its_gradient_is_known_in_its_hook() -> None:
     torch.autograd.grad(x.sin().sum(), x)
     torch.autograd.grad(x.sin().sum(), x, create_graph=True)
     assert seen == [True, False, False]
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """Be a process group of one."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_there_are_no_ranks_without_a_process_group() -> None:
-    assert _torch.count_ranks() == 0
-    assert _torch.active_ddp() is None
-
-
-def test_ddp_tells_whether_it_reduces(alone: None) -> None:
-    assert _torch.count_ranks() == 1
-    model = nn.Linear(2, 2)
-    ddp = nn.parallel.DistributedDataParallel(model)
-    active = []
-    model.register_forward_hook(lambda *given: active.append(_torch.active_ddp()))
-    assert _torch.is_ddp(ddp)
-    assert _torch.is_of_ddp(ddp, model.weight)
-    assert not _torch.is_of_ddp(ddp, nn.Linear(2, 2).weight)
-    with ddp.no_sync():
-        ddp(torch.ones(1, 2)).sum().backward()
-    assert not _torch.will_reduce(ddp)
-    ddp(torch.ones(1, 2)).sum().backward()
-    assert _torch.will_reduce(ddp)
-    assert active == [ddp, ddp]
-
-
-def test_fully_sharded_parameter_has_a_part_and_a_whole(alone: None) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    model = nn.Sequential(nn.Linear(2, 2, bias=False))
-    assert list(_torch.fsdp_parameters(model)) == []
-    fully_shard(model)
-    ((place, name, manager),) = _torch.fsdp_parameters(model)
-    assert (place, name) == (model[0], "weight")
-    assert _torch.sharded_of(manager) is model[0].weight
-    assert _torch.is_spread(model[0].weight)
-    assert _torch.whole_of(manager) is None
-    seen = []
-    model[0].register_forward_hook(lambda module, *given: seen.append(module.weight))
-    model(torch.ones(1, 2))
-    assert _torch.whole_of(manager) is seen[0]
-    assert not _torch.is_spread(seen[0])

@@ -1,9 +1,12 @@
-"""Small data sets that note what is read of them."""
+"""Small data sets that note what is read of them, and a folder that command lines work in."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from torch.utils.data import Dataset, IterableDataset
 
 
@@ -38,3 +41,17 @@ class Counting(IterableDataset[int]):
         for number in range(self.size):
             self.taken = number + 1
             yield number
+
+
+def enter_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
+    """Work in a folder whose `net.py` has the model and the data."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    (folder / "net.py").write_text(code)
+    return folder
+
+
+def files_in(folder: Path) -> list[str]:
+    """Name everything under a folder."""
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*"))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from made_data import enter_folder
 
 import hookline
 import hookline as hl
@@ -66,11 +67,7 @@ def largest(value, mask):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a model and data."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "net", raising=False)
-    (tmp_path / "net.py").write_text(CODE)
-    return tmp_path
+    return enter_folder(tmp_path, monkeypatch, CODE)
 
 
 def run(*words: str) -> Result:

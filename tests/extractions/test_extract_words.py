@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from made_data import enter_folder
 
 from hookline.cli import main
 from hookline.cli.extract_options import name_options
@@ -31,11 +31,7 @@ uneven = [torch.ones(4, 4), torch.ones(3, 4)]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a model and data."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "net", raising=False)
-    (tmp_path / "net.py").write_text(CODE)
-    return tmp_path
+    return enter_folder(tmp_path, monkeypatch, CODE)
 
 
 BASIC = ["--model", "net.py:make", "--data", "net.py:rows", "--site", "**", "-o", "out"]

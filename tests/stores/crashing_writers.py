@@ -14,11 +14,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from made_samples import make_values
+from made_samples import make_values, start
 
 from hookline.stores import StoreWriter, direct_files, open_store, shard_writing
 from hookline.stores.places import LocalPlace
@@ -56,19 +55,6 @@ def write(folder: Path, end: int) -> None:
         for at in range(0, len(left), EACH):
             ids = left[at : at + EACH]
             writer.add(ids, make_values(ids))
-
-
-def fork(work: Callable[[], None]) -> int:
-    """Do something in a process of its own; give its number."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def make_deadly(point: str) -> None:
@@ -138,7 +124,7 @@ def kill_at_moments(folder: Path, seed: int) -> list[int]:
             write(folder, end)
             signal.pause()
 
-        child = fork(go_on)
+        child = start(go_on)
         time.sleep(chance.uniform(0.0, most))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -155,7 +141,7 @@ def kill_at_point(folder: Path, point: str) -> list[int]:
 
     counts = []
     for _ in range(ROUNDS):
-        _, status = os.waitpid(fork(go_on), 0)
+        _, status = os.waitpid(start(go_on), 0)
         assert status == signal.SIGKILL, f"the writer was not killed: {status}"
         counts.append(count(folder))
     return [*counts, finish(folder, STEP * ROUNDS)]
@@ -163,7 +149,7 @@ def kill_at_point(folder: Path, point: str) -> list[int]:
 
 def finish(folder: Path, end: int) -> int:
     """Have a writer go on to the end."""
-    _, status = os.waitpid(fork(lambda: write(folder, end)), 0)
+    _, status = os.waitpid(start(lambda: write(folder, end)), 0)
     assert status == 0, f"the last writer ended with {status}"
     return count(folder)
 

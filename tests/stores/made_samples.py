@@ -105,15 +105,20 @@ def add_groups(
             writer.finish_shard()
 
 
+def start(work: Callable[[], None]) -> int:
+    """Do something in a process of its own; give its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
 def fork(work: Callable[[], None]) -> int:
     """Do something in a process of its own; give the code that it ended with."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(start(work), 0)
     return os.waitstatus_to_exitcode(status)

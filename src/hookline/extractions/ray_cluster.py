@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hookline._errors import HooklineError
+
 _LEVEL = "RAY_BACKEND_LOG_LEVEL"
 _CAUSED = "The above exception was the direct cause"
 
@@ -83,7 +85,14 @@ def _hushed() -> Iterator[None]:
             os.close(shown)
 
 
-def shorten(error: Exception) -> str:
+def give_up(error: Exception) -> HooklineError:
+    """Give what is raised where Ray itself does not go on."""
+    return HooklineError(
+        f"Ray gave up: {_shorten(error)}. Every finished shard stays; run the same again to go on"
+    )
+
+
+def _shorten(error: Exception) -> str:
     """Give the line that an error of Ray says most in."""
     text = str(error).partition(_CAUSED)[0]
     lines = [one.strip() for one in text.splitlines() if one.strip()]

@@ -15,7 +15,7 @@ from typing import Any
 
 from hookline._errors import HooklineError
 from hookline.extractions.ray_actors import Plan, RowsActor, Tries
-from hookline.extractions.ray_cluster import RayCluster, shorten
+from hookline.extractions.ray_cluster import RayCluster, give_up
 from hookline.extractions.ray_rows import HandedRows, Part, RayRows, cut_blocks
 from hookline.extractions.wanted import Wanted
 
@@ -60,10 +60,7 @@ def deal_rows(
                 raise
             yield from pool.finish()
     except ray.exceptions.RayError as error:
-        raise HooklineError(
-            f"Ray gave up: {shorten(error)}. Every finished shard stays; run the same again "
-            "to go on"
-        ) from error
+        raise give_up(error) from error
 
 
 class Pool:

@@ -19,7 +19,7 @@ import numpy as np
 from hookline._errors import HooklineError, StoreError
 from hookline.extractions.advancing import Advance, Extraction
 from hookline.extractions.ray_actors import PREFIX, Actor, Plan, Tries
-from hookline.extractions.ray_cluster import RayCluster, import_ray, running_ray, shorten
+from hookline.extractions.ray_cluster import RayCluster, give_up, import_ray, running_ray
 from hookline.extractions.ray_dealing import deal_rows
 from hookline.extractions.ray_rows import RayRows
 from hookline.extractions.wanted import Ids, Wanted
@@ -192,10 +192,7 @@ def _run(
         try:
             yield from found.iter_rows()
         except ray.exceptions.RayError as error:
-            raise HooklineError(
-                f"Ray gave up: {shorten(error)}. Every finished shard stays; run the same again "
-                "to go on"
-            ) from error
+            raise give_up(error) from error
         finally:
             logger.setLevel(level)
 
