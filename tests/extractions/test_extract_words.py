@@ -81,3 +81,17 @@ def test_a_damaged_store_names_flags_also_where_it_is_verified(folder: Path) -> 
     found = CliRunner().invoke(main, ["verify", "out"])
     assert found.exit_code == 1
     assert "an extraction begins anew with --overwrite" in found.stdout
+
+
+def test_data_that_are_not_there_are_said_without_a_place_in_the_code() -> None:
+    said = fail("--data", "nowhere.jsonl")
+    assert said.startswith("error: `nowhere.jsonl` does not exist; give "), said
+    assert ".py line" not in said
+
+
+def test_a_failure_of_the_users_code_says_its_place(folder: Path) -> None:
+    code = CODE + "\n\ndef broken():\n    raise ValueError('no rows today')\n"
+    (folder / "net.py").write_text(code)
+    said = fail(data="broken")
+    assert "net.py line" in said, said
+    assert "ValueError: no rows today" in said

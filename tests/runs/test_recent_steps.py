@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -53,17 +54,22 @@ def test_reading_while_another_thread_writes() -> None:
     recent.add_sites(make_sites())
     recent.write(make_step(0))
 
+    is_read = threading.Event()
+
     def write() -> None:
-        for step in range(1, 2000):
+        for step in itertools.count(1):
             recent.write(make_step(step))
+            if is_read.is_set():
+                return
 
     thread = threading.Thread(target=write)
     thread.start()
-    reads = 0
-    while thread.is_alive():
-        steps, values = recent.series("layers.0.mlp", "mean")
-        kept = values == values  # a step that fell out of the ring meanwhile is not measured
-        assert values[kept].tolist() == steps[kept].tolist()
-        reads += 1
-    thread.join()
-    assert reads > 3
+    try:
+        for _ in range(50):
+            steps, values = recent.series("layers.0.mlp", "mean")
+            kept = values == values  # a step that fell out of the ring meanwhile is not measured
+            assert values[kept].tolist() == steps[kept].tolist()
+    finally:
+        is_read.set()
+        thread.join()
+    assert recent.steps[-1] > 1  # it was written meanwhile

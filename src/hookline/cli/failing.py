@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+_PACKAGE = Path(__file__).parent.parent
+
 
 class Failure(click.ClickException):
     """Say why something could not be done, and what to do about it."""
@@ -78,9 +80,18 @@ def _explain(
         kind = Misused if isinstance(error, AddressError) else Failure
         return kind(reword(str(error)), hint)
     steps = traceback.extract_tb(error.__traceback__)
+    if steps and _is_refusal(error, steps[-1]):
+        return Failure(reword(str(error)), hint)
     place = f" ({Path(steps[-1].filename).name} line {steps[-1].lineno})" if steps else ""
     text = "".join(traceback.format_exception_only(error)).strip()
     return Failure(
         f"{doing} failed{place}: {reword(text)}",
         "`hookline --traceback ...` shows the whole way to the error",
     )
+
+
+def _is_refusal(error: Exception, step: traceback.FrameSummary) -> bool:
+    """Tell whether hookline itself raised it, on purpose: where that was helps nobody."""
+    is_own = Path(step.filename).is_relative_to(_PACKAGE)
+    kinds = (ValueError, FileNotFoundError, ImportError)
+    return is_own and isinstance(error, kinds) and (step.line or "").startswith("raise ")
