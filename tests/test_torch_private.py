@@ -5,6 +5,7 @@ A torch release that moves one of them fails here, and says which.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from hookline import _torch
 from hookline.hooks import checkpoints
@@ -463,3 +465,17 @@ def test_whether_a_leaf_gets_its_gradient_is_known_in_its_hook() -> None:
     torch.autograd.grad(x.sin().sum(), x)
     torch.autograd.grad(x.sin().sum(), x, create_graph=True)
     assert seen == [True, False, False]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_workers_of_a_loader_end_at_once_unless_they_are_kept(is_kept: bool) -> None:
+    samples = torch.arange(8.0).tolist()
+    loader: Any = DataLoader(samples, batch_size=2, num_workers=1, persistent_workers=is_kept)
+    batches = iter(loader)
+    next(batches)
+    cycle = [batches]
+    cycle.append(cycle)
+    _torch.end_loading(batches)
+    assert len(multiprocessing.active_children()) == is_kept
+    _torch.end_loading(iter(DataLoader(samples)))  # it has none
+    batches._shutdown_workers()

@@ -465,3 +465,14 @@ def _reset_older_sharding(root: Any) -> None:
             group.wait_for_unshard()  # of what was fetched ahead
             group.reshard()
     root._state_ctx.iter_forward_root = None
+
+
+def end_loading(batches: Any) -> None:
+    """End the processes of a DataLoader that is not read to its end; not those that it keeps.
+
+    They end by themselves when nothing holds the iterator. If the collector finds it in a cycle,
+    with an error that has passed through it, say, it waits for ten seconds and then kills them.
+    """
+    end = getattr(batches, "_shutdown_workers", None)
+    if end is not None and not getattr(batches, "_persistent_workers", False):
+        end()

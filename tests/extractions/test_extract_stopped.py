@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -152,6 +153,7 @@ def test_bad_samples_of_a_loader_are_found_and_left_out(tmp_path: Path, workers:
     loader: Any = DataLoader(Torn(samples, bad), batch_size=4, num_workers=workers)
     with pytest.raises(SampleError, match="sample 3 cannot be read: OSError: the disk is gone"):
         hl.extract(Touchy(), loader, "inner.first", out)
+    assert multiprocessing.active_children() == []
     result = hl.extract(Touchy(), loader, "inner.first", out, on_error="skip")
     assert result.failed == dict.fromkeys(sorted(bad), "OSError: the disk is gone")
     check_store(out, [one for one in range(30) if one not in bad], samples)

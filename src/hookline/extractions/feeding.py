@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,10 +78,11 @@ class Feed:
 
     def _work(self) -> None:
         try:
-            for batch in self._batches():
-                self._put(batch)
-                if self._is_over.is_set():
-                    return
+            with contextlib.closing(self._batches()) as batches:
+                for batch in batches:
+                    self._put(batch)
+                    if self._is_over.is_set():
+                        return
             self._put(None)
         except BaseException as error:
             self._put(error)
@@ -94,8 +95,11 @@ class Feed:
                 continue
             return
 
-    def _batches(self) -> Iterator[Batch]:
-        found = self._source.samples(self._wanted)
+    def _batches(self) -> Generator[Batch]:
+        with contextlib.closing(self._source.samples(self._wanted)) as found:
+            yield from self._join_found(found)
+
+    def _join_found(self, found: Iterator[tuple[Any, Any]]) -> Iterator[Batch]:
         if self._source.is_batched:
             for own, content in found:
                 yield from self._prepare_batch(own, content)

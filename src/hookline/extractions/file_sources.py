@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Lines(Source):
         """Give the names and sizes of the files."""
         return self._files.fingerprint(self._column)
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted lines; files before the first and after the last are not opened."""
         read = json.loads if self._is_json else _to_text
         start = 0

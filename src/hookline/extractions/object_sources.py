@@ -6,12 +6,13 @@ Hugging Face data sets are known by what they offer, and never imported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from hookline._torch import end_loading
 from hookline.extractions.collating import size_of
 from hookline.extractions.probing import Probe, probe_samples
 from hookline.extractions.samples import (
@@ -51,7 +52,7 @@ class Rows(Source):
         assert self.size is not None
         return probe_samples(self._take, self.size)
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted rows, and read no other."""
         for number in wanted.ids(self.size):
             yield number, self._take(number)
@@ -86,7 +87,7 @@ class Stream(Source):
         """Give the type: nothing else is known before it is read."""
         return self._fingerprint
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted samples; what the iterator itself raises is passed on."""
         if self._has_begun and not self.is_repeatable:
             raise RuntimeError(
@@ -138,10 +139,16 @@ class Batches(Source):
             lambda number: read_sample(number, data.__getitem__, number), self.size
         )
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[Ids, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[Ids, Any]]:
         """Yield the batches that hold a wanted sample, each after the ids of all its rows."""
-        start = 0
         batches: Iterator[Any] = iter(self._loader) if wanted.end else iter(())
+        try:
+            yield from self._follow(wanted, batches)
+        finally:
+            end_loading(batches)
+
+    def _follow(self, wanted: Wanted, batches: Iterator[Any]) -> Iterator[tuple[Ids, Any]]:
+        start = 0
         while start < wanted.end:
             try:
                 batch = next(batches)

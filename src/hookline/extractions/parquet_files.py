@@ -5,7 +5,7 @@ pyarrow is needed only to open them; importing this file needs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Parquet(Source):
         """Give the names and sizes of the files."""
         return self._files.fingerprint(self._column)
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted rows; a row group that holds none of them is not read."""
         start = 0
         for path, counts in self._groups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class RayRows(Source):
         """Give the columns and the files, where Ray knows them, and what the numbers depend on."""
         return self._fingerprint
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted rows, read here."""
         with in_order(self._data):
             for place, row in enumerate(self._data.iter_rows()):
@@ -189,7 +189,7 @@ class HandedRows(Source):
         finally:
             self._held = ()
 
-    def samples(self, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[int, Any]]:
         """Yield the wanted rows that are held, in the order they came in."""
         kept = set(wanted.ids(None))
         for id, row in self._held:

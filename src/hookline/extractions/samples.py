@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def samples(self, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
+    def samples(self, wanted: Wanted) -> Generator[tuple[Any, Any]]:
         """Yield the wanted samples, each after its id, ascending; `Broken` for an unreadable one.
 
         A batched source yields each batch with at least one wanted sample, after an array of the
