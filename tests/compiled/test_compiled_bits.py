@@ -17,6 +17,7 @@ from compared_bits import LENGTH, SAME, WORDS, Outcome, SmallGPT, compare_outcom
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.fx_passes.joint_graph import early_patterns
 
 import hookline as hl
 from hookline.hooks.inductor import part_undisturbed
@@ -43,6 +44,7 @@ class Graphs:
         self.parts: list[fx.GraphModule] = []
 
     def part(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        early_patterns.apply(joint.graph)
         return part_undisturbed(joint, inputs, **options)
 
     def keep(self, part: fx.GraphModule, inputs: Any) -> Any:
@@ -247,3 +249,48 @@ def test_parameters_are_known_as_what_lasts(monkeypatch: pytest.MonkeyPatch) -> 
     for watch in (_plain, lambda model: hl.watch(model, **SPARING)):
         _graphs(watch, model, tokens)
     assert found == [(len(list(model.parameters())), False)] * 2
+
+
+class Turned(nn.Module):
+    """Read a value in another order than it was made in, so in another kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, torch.arange(15, -1, -1)] * 1.7
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        lambda model: hl.watch(model, **SPARING),
+        lambda model: hl.capture(model, "**", inputs=True),  # what is given on is seen twice
+    ],
+    ids=["watch", "inputs"],
+)
+def test_a_value_is_not_written_for_us_where_the_model_reads_it_once(watch: Any) -> None:
+    found = []
+    for one in (_plain, watch):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), Turned()), torch.randn(8, 16)
+        compiled = torch.compile(model.bfloat16(), fullgraph=True)
+        with one(model):
+            found.append(compiled(x.bfloat16()))
+    assert torch.equal(*found)
+
+
+class Folding(nn.Module):
+    """Give a layer rows in groups, and add what it gives to the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.view(4, -1, 16)).view(x.shape) + x
+        return out
+
+
+def test_views_of_views_are_taken_out_as_without_us() -> None:
+    model, x = Folding(), torch.randn(16, 16)
+    alone, seen = _graphs(_plain, model, x), _graphs(lambda one: hl.capture(one, "layer"), model, x)
+    assert [_describe(one) for one in seen] == [_describe(one) for one in alone]

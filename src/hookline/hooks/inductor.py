@@ -27,7 +27,10 @@ _OTHER = 3
 _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "carry", "note")
 """The operators that need Python every time; what a CUDA graph replays has none."""
 
-_MAKE = "hookline 4"
+_MADE = "hookline_made"
+"""What tells that a node was made again for the operators alone."""
+
+_MAKE = "hookline 5"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -44,6 +47,7 @@ def keep_decisions() -> None:
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
         _copy_unwritten()
+        _count_other_readers()
         fuse_the_others()
         _part_replays(config)
 
@@ -105,6 +109,7 @@ def part_undisturbed(
     """Part a graph of forward and backward where it would be parted without the operators."""
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.fx_passes.joint_graph import early_patterns
 
     tokens = _count_tokens(joint.graph)
     static = options.pop("static_lifetime_input_indices", None)
@@ -127,6 +132,7 @@ def part_undisturbed(
     }
     _set_aside(joint.graph, values)
     joint.graph.eliminate_dead_code()  # what only the operators were shown
+    early_patterns.apply(joint.graph)  # views of views, of which the operators were shown some
     parts = part(joint)
     if all(_put_back(one.graph, values) for one in parts):
         for one in parts:
@@ -218,6 +224,7 @@ def _find(
     if None in inputs.values():
         return None
     copied = names[node.name] = graph.node_copy(node, inputs.__getitem__)
+    copied.meta[_MADE] = True
     made.append(copied)
     return copied
 
@@ -251,8 +258,33 @@ def _copy_unwritten() -> None:
             made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
-    lowering.register_lowering(torch.ops.hookline.look.default, type_promotion_kind=None)(write)
+    # Copied when it is shown: by then the model itself may have had it written to memory.
+    look = lowering.register_lowering(torch.ops.hookline.look.default, type_promotion_kind=None)
+    look(lambda value: value)
     for name in (*LOOKING, "pass_all"):
         called = getattr(torch.ops.hookline, name).default
         lowered = functools.wraps(lower)(functools.partial(lower, called))
         lowering.register_lowering(called, type_promotion_kind=None)(lowered)
+
+
+@functools.cache
+def _count_other_readers() -> None:
+    """Have inductor decide by a value's readers in the model whether it is written to memory."""
+    from torch._inductor.graph import GraphLowering
+
+    look = torch.ops.hookline.look.default
+    run = GraphLowering.run_node
+
+    @functools.wraps(run)
+    def run_node(self: Any, n: fx.Node) -> Any:
+        readers = dict(n.users)
+        for one in readers:
+            if look in (n.target, one.target) or _MADE in one.meta:
+                del n.users[one]
+        try:
+            return run(self, n)
+        finally:
+            n.users.clear()
+            n.users.update(readers)
+
+    setattr(GraphLowering, "run_node", run_node)  # noqa: B010
