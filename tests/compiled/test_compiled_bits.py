@@ -294,3 +294,27 @@ def test_views_of_views_are_taken_out_as_without_us() -> None:
     model, x = Folding(), torch.randn(16, 16)
     alone, seen = _graphs(_plain, model, x), _graphs(lambda one: hl.capture(one, "layer"), model, x)
     assert [_describe(one) for one in seen] == [_describe(one) for one in alone]
+
+
+class Adding(nn.Module):
+    """A product whose only reader adds something: one operation, if nobody looks between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layer(x)
+        return out
+
+
+def test_a_product_and_a_sum_become_one_as_without_us() -> None:
+    model, x = nn.Sequential(Adding(), Adding()).bfloat16(), torch.randn(8, 16).bfloat16()
+    found = []
+    for watch in (_plain, lambda one: hl.capture(one, "**.layer")):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True)
+        with watch(model) as got:
+            found.append(compiled(x))
+    assert torch.equal(*found)
+    torch.testing.assert_close(got["0.layer"].output, model[0].layer(x))

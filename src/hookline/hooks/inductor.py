@@ -30,7 +30,7 @@ _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "car
 _MADE = "hookline_made"
 """What tells that a node was made again for the operators alone."""
 
-_MAKE = "hookline 5"
+_MAKE = "hookline 6"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -48,6 +48,7 @@ def keep_decisions() -> None:
             config.custom_partitioner_fn = _make_partitioner()
         _copy_unwritten()
         _count_other_readers()
+        _match_other_readers()
         fuse_the_others()
         _part_replays(config)
 
@@ -272,14 +273,13 @@ def _count_other_readers() -> None:
     """Have inductor decide by a value's readers in the model whether it is written to memory."""
     from torch._inductor.graph import GraphLowering
 
-    look = torch.ops.hookline.look.default
     run = GraphLowering.run_node
 
     @functools.wraps(run)
     def run_node(self: Any, n: fx.Node) -> Any:
         readers = dict(n.users)
         for one in readers:
-            if look in (n.target, one.target) or _MADE in one.meta:
+            if _is_look(n) or _is_for_looks(one):
                 del n.users[one]
         try:
             return run(self, n)
@@ -288,3 +288,35 @@ def _count_other_readers() -> None:
             n.users.update(readers)
 
     setattr(GraphLowering, "run_node", run_node)  # noqa: B010
+
+
+@functools.cache
+def _match_other_readers() -> None:
+    """Have inductor's passes find what they look for also where the operators read a part of it.
+
+    What a pass puts in the place of a value is shown; what it needs no more stays for them alone.
+    """
+    from torch._inductor.pattern_matcher import _TargetExpr
+
+    match = _TargetExpr._match_users
+
+    @functools.wraps(match)
+    def match_users(self: Any, node: fx.Node, ctx: Any) -> bool:
+        if match(self, node, ctx):
+            return True
+        others = [one for one in node.users if not _is_for_looks(one)]
+        return len(others) < len(node.users) and len(others) == self.users
+
+    setattr(_TargetExpr, "_match_users", match_users)  # noqa: B010
+
+
+def _is_look(node: fx.Node) -> bool:
+    return node.target is torch.ops.hookline.look.default
+
+
+def _is_for_looks(node: fx.Node, steps: int = 3) -> bool:
+    """Tell whether what a node computes is only shown, as it is or after a few steps more."""
+    if _is_look(node) or _MADE in node.meta:
+        return True
+    readers = node.users
+    return bool(readers) and steps > 0 and all(_is_for_looks(one, steps - 1) for one in readers)
