@@ -34,10 +34,12 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def freeze_what_is_there() -> None:
+def freeze_what_is_there() -> Iterator[None]:
     """Have the collector look at what a file's tests make, not at all that was loaded before."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
