@@ -15,8 +15,8 @@ measuring.py  where a tensor lies there, and the launch that measures it
 readings.py   how the kernels read each dtype
 slots.py      where they leave partial rows; arriving.py what is on its way from there
 waiting.py    waiting for it, out of the way of who gives the device work
-shares.py     what the Triton kernels are made of; kernels.py, update_kernels.py and
-              extra_kernels.py those that are launched
+shares.py     what the Triton kernels are made of, with grouping.py; kernels.py,
+              update_kernels.py and extra_kernels.py those that are launched
 launching.py  how they are launched; repeating.py again and again for the same kinds of tensors
 anywhere.py   the log of any other device, by plain torch operations
 """

@@ -272,8 +272,9 @@ class CudaLog:
 
     def _make_eight(self, kind: torch.dtype) -> tuple[Launcher, int, int]:
         reading = self._measuring.reading(kind)
+        constants = reading.constants(is_aligned=True)
         launcher = Launcher(
-            kernels.measure_eight, warps=reading.warps, MOST=MOST_PROGRAMS, **reading.constants()
+            kernels.measure_eight, warps=reading.warps, MOST=MOST_PROGRAMS, **constants
         )
         made = launcher, reading.block, self._measuring.most_programs(reading)
         self._eight[kind] = made

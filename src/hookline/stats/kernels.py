@@ -44,6 +44,7 @@ def measure(
     UNROLL: tl.constexpr,
     CODE: tl.constexpr,
     SUMS: tl.constexpr,
+    IN_WORDS: tl.constexpr,
 ):
     """Write the partial rows of one tensor whose numbers lie side by side."""
     share = tl.program_id(0).to(tl.int64)
@@ -51,7 +52,7 @@ def measure(
     if share == 0:
         tl.store(programs_ptr, tl.num_programs(0))
     finite, nan, posinf, neginf, low, high, mean, m2 = flat_share(
-        x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS
+        x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS, IN_WORDS
     )
     row_ptr = rows_ptr + share * WIDTH
     store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)
@@ -136,6 +137,7 @@ def measure_eight(
     UNROLL: tl.constexpr,
     CODE: tl.constexpr,
     SUMS: tl.constexpr,
+    IN_WORDS: tl.constexpr,
 ):
     """Write the partial rows of eight tensors of one dtype in slots that follow each other.
 
@@ -195,7 +197,7 @@ def measure_eight(
     if share == 0:
         tl.store(programs_ptr + which, end - begin)
     finite, nan, posinf, neginf, low, high, mean, m2 = flat_share(
-        x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS
+        x_ptr, n.to(tl.int64), share, shares, BLOCK, GROUP, UNROLL, CODE, SUMS, IN_WORDS
     )
     row_ptr = rows_ptr + (which * MOST + share) * WIDTH
     store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)

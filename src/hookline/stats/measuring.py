@@ -45,7 +45,7 @@ class Measuring:
     def __init__(self, index: int) -> None:
         self._capability = torch.cuda.get_device_capability(index)
         self._processors = torch.cuda.get_device_properties(index).multi_processor_count
-        self._flat: dict[torch.dtype, Launcher] = {}
+        self._flat: dict[tuple[torch.dtype, bool], Launcher] = {}
         self._strided: dict[tuple[torch.dtype, int, int], Launcher] = {}
         self.ready: dict[torch.dtype, Ready] = {}
         """By dtype what measures a plain tensor at an aligned address."""
@@ -60,8 +60,7 @@ class Measuring:
 
     def most_programs(self, reading: Reading) -> int:
         """Give how many programs keep every multiprocessor busy, and no one more than others."""
-        each = max(16 // reading.warps, 1)
-        return min(self._processors * each, MOST_PROGRAMS)
+        return min(self._processors * reading.programs, MOST_PROGRAMS)
 
     def locate(self, tensor: Tensor, *, with_runs: bool = True) -> Prepared:
         """Give the numbers of a tensor as they lie, copied only where there is no other way."""
@@ -89,12 +88,14 @@ class Measuring:
             self._launch_strided(found, stream, places, make_tensors)
             return
         reading = self.reading(kind)
-        launcher = self._flat.get(kind)
+        is_aligned = at % 16 == 0
+        launcher = self._flat.get((kind, is_aligned))
         if launcher is None:
-            launcher = Launcher(kernels.measure, warps=reading.warps, **reading.constants())
-            self._flat[kind] = launcher
+            constants = reading.constants(is_aligned=is_aligned)
+            launcher = Launcher(kernels.measure, warps=reading.warps, **constants)
+            self._flat[kind, is_aligned] = launcher
         most = self.most_programs(reading)
-        key = (at % 16 == 0, size >= LARGE)
+        key = (is_aligned, size >= LARGE)
         launcher(
             key,
             min(-(-size // reading.block), most),

@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.stats import shares
 
 _NATIVE_FLOAT8 = (8, 9)
-"""The first GPUs that convert this kind themselves; for older ones Triton has no way."""
+"""The first GPUs that convert float8 themselves."""
 
 STRIDED_BLOCK = 1024
 STRIDED_UNROLL = 4
@@ -39,10 +39,14 @@ class Reading:
     """How many such reads are on their way together."""
     warps: int = 8
     """How many warps a program has."""
+    programs: int = 2
+    """How many programs keep one multiprocessor busy."""
+    in_words: bool = False
+    """Whether four of them are read as one word, where they are aligned."""
     is_viewed: bool = False
     """Whether Triton is given its bytes, because it does not know the dtype."""
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self, *, is_aligned: bool) -> dict[str, Any]:
         """Give what a kernel for numbers that lie side by side is compiled with."""
         return {
             "BLOCK": self.block,
@@ -50,6 +54,7 @@ class Reading:
             "UNROLL": self.unroll,
             "CODE": self.code,
             "SUMS": self.sums,
+            "IN_WORDS": self.in_words and is_aligned,
         }
 
     def see(self, values: Tensor) -> Tensor:
@@ -65,13 +70,22 @@ _PLAIN = _code("PLAIN")
 _FEW, _NARROW, _SINGLE, _WIDE = (_code(one) for one in ("FEW", "NARROW", "SINGLE", "WIDE"))
 
 _BYTES: dict[str, Any] = {"sums": _FEW, "block": 4096, "group": 4}
+_WORDS: dict[str, Any] = {
+    "sums": _FEW,
+    "block": 8192,
+    "group": 16,
+    "unroll": 2,
+    "warps": 16,
+    "is_viewed": True,
+    "in_words": True,
+}
 _HALVES: dict[str, Any] = {"block": 2048, "group": 2, "unroll": 4}
 _READINGS = {
     torch.bool: Reading(_PLAIN, is_viewed=True, **_BYTES),
     torch.int8: Reading(_PLAIN, **_BYTES),
     torch.uint8: Reading(_PLAIN, **_BYTES),
-    torch.float8_e4m3fn: Reading(_code("E4M3"), is_viewed=True, **_BYTES),
-    torch.float8_e5m2: Reading(_code("E5M2"), is_viewed=True, **_BYTES),
+    torch.float8_e4m3fn: Reading(_code("E4M3"), **_WORDS),
+    torch.float8_e5m2: Reading(_code("E5M2"), **_WORDS),
     torch.float8_e4m3fnuz: Reading(_code("E4M3_FNUZ"), is_viewed=True, **_BYTES),
     torch.float8_e5m2fnuz: Reading(_code("E5M2_FNUZ"), is_viewed=True, **_BYTES),
     torch.float8_e8m0fnu: Reading(_code("E8M0"), _WIDE, is_viewed=True),
@@ -79,14 +93,17 @@ _READINGS = {
     torch.float16: Reading(_PLAIN, _NARROW, **_HALVES),
     torch.int16: Reading(_PLAIN, _NARROW),
     torch.uint16: Reading(_PLAIN, _NARROW),
-    torch.float32: Reading(_PLAIN, _SINGLE),
+    torch.float32: Reading(_PLAIN, _SINGLE, block=2048, group=4, unroll=4, warps=16),
     torch.float64: Reading(_PLAIN, _WIDE),
     torch.int32: Reading(_PLAIN, _WIDE),
     torch.uint32: Reading(_PLAIN, _WIDE),
     torch.int64: Reading(_PLAIN, _WIDE),
     torch.uint64: Reading(_PLAIN, _WIDE),
 }
-_E4M3_BY_BITS = Reading(_code("E4M3_BITS"), is_viewed=True, **_BYTES)
+_OF_OTHER_GPUS = {
+    torch.float8_e4m3fn: Reading(_code("E4M3_BITS"), is_viewed=True, **_BYTES),
+    torch.float8_e5m2: Reading(_code("E5M2"), is_viewed=True, **_BYTES),
+}
 
 READABLE = frozenset(_READINGS)
 """Every dtype that is read as it is."""
@@ -95,8 +112,8 @@ READABLE = frozenset(_READINGS)
 @cache
 def reading_of(dtype: torch.dtype, capability: tuple[int, int]) -> Reading:
     """Give how a GPU of this compute capability reads a dtype."""
-    if dtype is torch.float8_e4m3fn and capability < _NATIVE_FLOAT8:
-        return _E4M3_BY_BITS
+    if dtype in _OF_OTHER_GPUS and (capability < _NATIVE_FLOAT8 or torch.version.hip is not None):
+        return _OF_OTHER_GPUS[dtype]
     return _READINGS[dtype]
 
 

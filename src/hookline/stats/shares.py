@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hookline.stats.grouping import group_max, group_min, group_sum, read_words
+
 PLAIN = tl.constexpr(0)
 E4M3 = tl.constexpr(1)
 E5M2 = tl.constexpr(2)
@@ -67,22 +69,6 @@ def merge_means(centre, rest, low, high):
 
 
 @triton.jit
-def _sum(x, GROUP: tl.constexpr):
-    """Add up each group of numbers that follow each other; a thread has them all."""
-    return x if GROUP == 1 else tl.sum(tl.reshape(x, (x.shape[0] // GROUP, GROUP)), 1)
-
-
-@triton.jit
-def _min(x, GROUP: tl.constexpr):
-    return x if GROUP == 1 else tl.min(tl.reshape(x, (x.shape[0] // GROUP, GROUP)), 1)
-
-
-@triton.jit
-def _max(x, GROUP: tl.constexpr):
-    return x if GROUP == 1 else tl.max(tl.reshape(x, (x.shape[0] // GROUP, GROUP)), 1)
-
-
-@triton.jit
 def flat_share(
     x_ptr,
     n,
@@ -93,8 +79,12 @@ def flat_share(
     UNROLL: tl.constexpr,
     CODE: tl.constexpr,
     SUMS: tl.constexpr,
+    IN_WORDS: tl.constexpr,
 ):
-    """Measure one share of `n` numbers that lie side by side."""
+    """Measure one share of `n` numbers that lie side by side.
+
+    `IN_WORDS` where they are float8 at an aligned address.
+    """
     lanes = tl.arange(0, BLOCK)
     stride = shares * BLOCK
     first = share * BLOCK
@@ -102,12 +92,27 @@ def flat_share(
     here = at < n
     x = decode(tl.load(x_ptr + at, mask=here, other=0), CODE, SUMS)
     pivot = _find_pivot(x, here, SUMS)
-    low = _min(tl.where(here, x, float("inf")), GROUP)
-    high = _max(tl.where(here, x, float("-inf")), GROUP)
+    low = group_min(tl.where(here, x, float("inf")), GROUP)
+    high = group_max(tl.where(here, x, float("-inf")), GROUP)
     total, squares = _add_up(x, here, pivot, GROUP, SUMS)
     tiles = (n - first + stride - 1) // stride  # of this share, the last maybe cut
     last = first + (tiles - 1) * stride
     start = first + stride
+    if IN_WORDS:
+        low, high, total, squares, start = read_words(
+            x_ptr,
+            n,
+            start,
+            stride,
+            low,
+            high,
+            total,
+            squares,
+            BLOCK,
+            GROUP,
+            UNROLL,
+            CODE == E4M3,
+        )
     while start + (UNROLL - 1) * stride + BLOCK <= n:
         low, high, more_total, more_squares = _read_group(
             x_ptr, n, first, start, stride, lanes, pivot, low, high, GROUP, UNROLL, CODE, SUMS, True
@@ -137,8 +142,8 @@ def flat_share(
     if (tiles > 1) & (last + BLOCK > n):
         here = last + lanes < n
         x = decode(tl.load(x_ptr + last + lanes, mask=here, other=0), CODE, SUMS)
-        low = tl.minimum(low, _min(tl.where(here, x, float("inf")), GROUP))
-        high = tl.maximum(high, _max(tl.where(here, x, float("-inf")), GROUP))
+        low = tl.minimum(low, group_min(tl.where(here, x, float("inf")), GROUP))
+        high = tl.maximum(high, group_max(tl.where(here, x, float("-inf")), GROUP))
         more_total, more_squares = _add_up(x, here, pivot, GROUP, SUMS)
         total += more_total
         squares += more_squares
@@ -194,15 +199,15 @@ def _read_group(
         if not IS_FULL:
             at = tl.where(is_there, at, first)
         x = decode(tl.load(x_ptr + at + lanes), CODE, SUMS)
-        low = tl.minimum(low, _min(x, GROUP))
-        high = tl.maximum(high, _max(x, GROUP))
+        low = tl.minimum(low, group_min(x, GROUP))
+        high = tl.maximum(high, group_max(x, GROUP))
         near = x if SUMS == FEW else x.to(kind) - pivot
         added = near if SUMS >= SINGLE else x
         if not IS_FULL:
             near = tl.where(is_there, near, 0.0)
             added = tl.where(is_there, added, 0.0)
-        total += _sum(added, GROUP)
-        squares += _sum(near * near, GROUP)
+        total += group_sum(added, GROUP)
+        squares += group_sum(near * near, GROUP)
     return low, high, total.to(tl.float64), squares.to(tl.float64)
 
 
@@ -211,7 +216,8 @@ def _add_up(x, here, pivot, GROUP: tl.constexpr, SUMS: tl.constexpr):
     """Give the sums of some numbers and of their squares, as seen from the pivot, in float64."""
     x = x.to(tl.float64)
     near = tl.where(here, x - pivot.to(tl.float64), 0.0)
-    return _sum(near if SUMS >= SINGLE else tl.where(here, x, 0.0), GROUP), _sum(near * near, GROUP)
+    added = near if SUMS >= SINGLE else tl.where(here, x, 0.0)
+    return group_sum(added, GROUP), group_sum(near * near, GROUP)
 
 
 @triton.jit
