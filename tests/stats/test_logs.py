@@ -152,6 +152,7 @@ def assert_extras(got: Measured, numbers: tuple[float, ...], dtype: torch.dtype)
 @example(torch.tensor([1e200] * 7 + [-1e180] * 3, dtype=torch.float64))
 @example(torch.tensor([5e-324, -1e-323, 2.2e-308], dtype=torch.float64))
 @example(torch.tensor([2**63 - 1, -(2**63), 2**53 + 1]))
+@example(torch.tensor([0], dtype=torch.uint8).view(torch.float8_e8m0fnu))
 def test_statistics_equal_exact_arithmetic(implementation, tensor: Tensor) -> None:
     got = measure(implementation, tensor, Extras.SKETCH | Extras.COUNTS)
     assert_row(got.rows[0], numbers_of(tensor))

@@ -27,7 +27,8 @@ def sketch(x_ptr, n, out_ptr, ROWS: tl.constexpr, CODE: tl.constexpr, SUMS: tl.c
         row = first + rows
         at = row[:, None, None] * 64 + within[None, :, :]
         x = decode(tl.load(x_ptr + at, mask=at < n, other=0), CODE, SUMS)
-        x = tl.where(x - x == 0, x, 0.0)
+        # What stands in for numbers beyond the end is not 0 in every dtype.
+        x = tl.where((at < n) & (x - x == 0), x, 0.0)
         state = row.to(tl.uint64) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB
