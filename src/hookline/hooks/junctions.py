@@ -172,6 +172,7 @@ class Junction:
             set_forward_pre_hook(self.module, self._key, PreHook(self) if is_needed else None)
             self._has_pre_hook = is_needed
         light, post = self.plan.light, cast("PostHook", self.module._forward_hooks[self._key])
+        post.shown, post.asked = self.traced.shown, self.traced.asked
         if is_needed or is_new or light is None:
             post.hear = None
         is_free = not is_needed and not any(self.frames.values())  # none began the longer way

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from hookline._torch import graph_task_id, run_uncompiled
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.light import hear_lightly, hook_output, wire_lightly
+from hookline.hooks.operators import show_output
 from hookline.hooks.visits import LightEar, Visit
 
 if TYPE_CHECKING:
@@ -84,20 +85,26 @@ class PreHook(ModuleHook):
 
 
 class PostHook(ModuleHook):
-    __slots__ = ("hear",)
+    __slots__ = ("asked", "hear", "shown")
 
     def __init__(self, junction: Junction) -> None:
         super().__init__(junction)
         self.hear: LightEar | None = None
         """Who hears outputs that are tensors, where nothing else has to be known of a call."""
+        self.shown: Tensor | None = None
+        """What such outputs are shown by in a compiled graph; see `Traced`."""
+        self.asked = ""
 
     @run_uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
+        if is_compiling():
+            # Every step here, and all that is read, is followed and guarded for each module.
+            if self.shown is not None and isinstance(given[-1], Tensor):
+                return show_output(given[-1], self.shown, self.asked)
+            return self.junction.traced.leave(args, *given)
         if len(given) == 1:  # another thread is putting it there, or taking it away
             return None
         kwargs, output = given
-        if is_compiling():
-            return self.junction.traced.leave(args, kwargs, output)
         hear = self.hear
         if (
             hear is not None

@@ -236,7 +236,10 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def _show(value: Tensor) -> Tensor:
     """Give what an operator is shown of a value, so that the compiler goes on as without it."""
-    shown: Tensor = _look(value.detach()) if is_inductor() else value.detach()
+    if not is_inductor():
+        return value.detach()
+    with torch.no_grad():  # one operation less to trace than a detached one, for every value
+        shown: Tensor = _look(value)
     return shown
 
 

@@ -34,7 +34,6 @@ from hookline.hooks.operators import (
     make_ready,
     pass_both,
     pass_one,
-    show_output,
 )
 
 
@@ -277,8 +276,6 @@ class Traced:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
-        if self.shown is not None and isinstance(output, Tensor):
-            return show_output(output, self.shown, self.asked)
         self.get_ready()
         if self.inside is not None:
             self.inside.leave()
@@ -292,6 +289,9 @@ class Traced:
 
 class Refused:
     """Stand for what cannot be asked of a graph: say so when one is traced."""
+
+    shown = None
+    asked = ""
 
     def __init__(self, why: str) -> None:
         self.why = why
