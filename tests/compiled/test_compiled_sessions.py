@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,3 +128,29 @@ def test_values_of_changing_sizes_are_measured_each_time() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert watcher.series("blocks.1.act", "count").values.tolist() == [12 * one for one in sizes]
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+OPENED: dict[str, Callable[[nn.Module], Any]] = {
+    "capture": lambda model: hl.capture(model, "**", grads=True),
+    "edit": lambda model: hl.edit(model, {"blocks.0": hl.zero()}),
+    "watch": watch,
+}
+
+
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")  # the model itself is not called
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("what", OPENED)
+def test_copy_made_while_a_session_is_open_compiles_as_one_graph(what: str, how: str) -> None:
+    model, x = Stack(2), torch.randn(3, 6)
+    plain = model(x)
+    counter = CompileCounterWithBackend("aot_eager")
+    with OPENED[what](model):
+        early, late = COPIES[how](model), COPIES[how](model)
+        assert torch.equal(torch.compile(early, backend=counter, fullgraph=True)(x), plain)
+    compiled = torch.compile(late, backend=counter, fullgraph=True)
+    assert torch.equal(compiled(x), plain)
+    assert counter.frame_count == 1  # one fits all copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ from hookline.hooks.visits import LightEar, Visit
 if TYPE_CHECKING:
     from hookline.hooks.junctions import Junction
 
+LEFT_BEHIND = "hookline.left_behind"
+"""What tells the stand-in for a hook in a pickled model from anybody else's hook."""
+
 
 class ModuleHook:
     """A hook that a copy or a pickle of the model does not carry along."""
@@ -33,8 +36,9 @@ class ModuleHook:
         return forget_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Loadable where hookline is not installed: a standard function that does nothing here.
-        return partial, (sys.audit, "hookline.left_behind")
+        # Loadable where hookline is not installed: a standard method that does nothing, whatever it
+        # is given, and that torch.compile can follow.
+        return getattr, (nullcontext(LEFT_BEHIND), "__exit__")
 
     def __repr__(self) -> str:
         return f"<hookline {self.junction.sessions()}>"
@@ -42,6 +46,8 @@ class ModuleHook:
 
 def forget_hook(module: nn.Module, *_: Any) -> None:
     """Stand in for a hook in a copied model: remove itself when first called."""
+    if is_compiling():  # Dynamo cannot follow a hook that goes: what it traced would change
+        return
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key in [key for key, hook in hooks.items() if hook is forget_hook]:
             del hooks[key]
