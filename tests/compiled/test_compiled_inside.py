@@ -15,8 +15,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
 
-# The compiler makes one of each autograd.Function that it traces.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [
+    # The compiler makes one of each autograd.Function that it traces.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    # It asks this of the inputs of a graph, and some have a history.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -278,3 +282,65 @@ def test_an_operation_that_only_the_compiler_does_is_reported() -> None:
         hl.capture(compiled, "/unbind"),
     ):
         compiled(torch.randn(2, 3))
+
+
+class Around(nn.Module):
+    """Add what compiled blocks give, and call a compiled function, in a forward that is eager."""
+
+    def __init__(self, backend: Any, finish: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Attention(), Attention()])
+        for block in self.blocks if backend is not None else ():
+            block.compile(backend=backend, fullgraph=True)
+        self.finish = finish
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.finish(x).mul(2)
+
+
+def relu_and_one(x: Tensor) -> Tensor:
+    return x.relu() + 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_an_eager_forward_hears_itself_around_what_is_compiled(backend: str) -> None:
+    counter = CompileCounterWithBackend(backend)
+    model = Around(counter, torch.compile(relu_and_one, backend=counter, fullgraph=True))
+    twin = Around(None, relu_and_one)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 4)
+    truth = model(x)
+    with hl.capture(twin, "/add", grads=True) as expected:
+        twin(x).sum().backward()
+    graphs = []
+    for _ in range(2):
+        with hl.capture(model, ["/add", "/mul"], grads=True) as got:
+            out = model(x)
+            out.sum().backward()
+        graphs.append(counter.frame_count)
+        assert torch.equal(out, truth)
+        assert len(got.values("/add")) == 2  # the third is the compiled function's
+        assert torch.equal(got["/mul"], truth)
+        for mine, theirs in zip(got.values("/add"), expected.values("/add")[:2], strict=True):
+            torch.testing.assert_close(mine, theirs)
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    model(x)
+    assert graphs == [counter.frame_count] * 2
+
+
+def test_an_edit_of_what_a_compiled_function_does_is_reported_and_done_eagerly() -> None:
+    model = Around(None, torch.compile(relu_and_one, backend="aot_eager"))
+    twin = Around(None, relu_and_one)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 4)
+    truth = model(x)
+    edits = {"/relu": hl.add(torch.ones(4))}
+    with pytest.warns(hl.HooklineWarning, match='ask for compiled="eager"'), hl.edit(model, edits):
+        assert torch.equal(model(x), truth)
+    with hl.edit(twin, edits):
+        expected = twin(x)
+    with hl.edit(model, edits, compiled="eager"):
+        torch.testing.assert_close(model(x), expected)
+    assert not torch.equal(expected, truth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from hookline._torch import has_compiled_code
 from hookline.addresses import parse_port
 from hookline.addresses.pattern import escape
 from hookline.addresses.variables import forward_of
@@ -32,7 +33,8 @@ def why_idle(listener: Listener, most_seen: int) -> Reason:
     if inside.mark == "@":
         return _why_not_assigned(listener, inside.name)
     junction = Junction.find(listener.station.module)
-    ran = sorted(junction.ran) if junction is not None else []
+    noted = junction.ran if junction is not None else ()
+    ran = sorted(one for one in noted if not one.startswith("_"))
     near = difflib.get_close_matches(inside.name, ran, 1)
     shown = [f"`/{name}`" for name in [*near, *(one for one in ran if one not in near)]]
     more = ", ..." if len(shown) > _MOST_NAMES else ""
@@ -45,8 +47,10 @@ def why_idle(listener: Listener, most_seen: int) -> Reason:
             "the compiler does some by itself, as where a tensor is unpacked; all are heard where "
             'the model is run eagerly: compiled="eager"',
         )
+    unseen = ', as far as it is not compiled: ask for compiled="eager" to see all of it'
     return Reason(
-        f"no operation of that name was called by the module's own forward{these}",
+        "no operation of that name was called by the module's own forward"
+        f"{unseen if has_compiled_code() else ''}{these}",
         f"see print(hl.source(model, '{path}', example=x)); what a module inside it calls is "
         "that module's",
     )
