@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -311,10 +311,30 @@ def run_uncompiled(function: Any, *, is_deep: bool = True) -> Any:
 
     Hooks of a compiled module's root run beside the graph, but under the compiler's eyes.
     """
+    mark_uncompiled(function.__code__, is_deep=is_deep)
+    return function
+
+
+def mark_uncompiled(code: CodeType, *, is_deep: bool) -> None:
+    """Have the compiler leave code alone where it is run."""
     skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
     strategy = eval_frame._FrameExecStrategy(skip, skip if is_deep else default)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
-    return function
+    eval_frame.set_code_exec_strategy(code, strategy)
+
+
+def is_run_uncompiled(code: CodeType) -> bool:
+    """Tell whether the compiler leaves code alone where it is run, because of where it is from."""
+    return "torch._dynamo" in sys.modules and _is_skipped(code, code.co_filename)
+
+
+@lru_cache(maxsize=1024)
+def _is_skipped(code: CodeType, _file: str) -> bool:  # equal code may be from another file
+    return bool(sys.modules["torch._dynamo.trace_rules"].check(code))
+
+
+def is_compiled_if_hooked(module: nn.Module) -> bool:
+    """Tell whether it takes such a forward of a module all the same, once that has hooks."""
+    return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
 
 
 def leave_uncompiled(function: Any) -> Any:
@@ -325,39 +345,6 @@ def leave_uncompiled(function: Any) -> Any:
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "what is watched is written down outside of graphs"
     return run_uncompiled(function)
-
-
-def settle_when_traced(function: Any) -> Any:
-    """Have the compiler call a function when it traces a call of it, and take what that gives.
-
-    The mark that `torch.compiler.assume_constant_result` sets, which would load the compiler.
-    """
-    function._dynamo_marked_constant = True
-    return function
-
-
-def traced_calls() -> Iterator[tuple[CodeType | None, Callable[[str], Any]]]:
-    """Give the code of each function that is being traced, innermost first, and its variables.
-
-    As `sys._getframe` does for functions that run; called by what `settle_when_traced` marked. The
-    border of an `autograd.Function` has no code.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    last = None
-    while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",):
-            one = frame.f_locals.get("self")
-            known = getattr(one, "symbolic_locals", None)
-            if known is not None and one is not last:
-                last = one
-                yield one.f_code, partial(_traced_variable, known)  # type: ignore[union-attr]
-            elif type(one).__name__.startswith("AutogradFunction"):
-                yield None, partial(_traced_variable, {})
-        frame = frame.f_back
-
-
-def _traced_variable(known: dict[str, Any], name: str) -> Any:
-    return getattr(known.get(name), "value", None)
 
 
 def has_compiled_code() -> bool:

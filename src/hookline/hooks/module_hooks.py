@@ -12,6 +12,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
 from hookline._torch import graph_task_id, run_uncompiled
+from hookline._tracing import find_region
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.light import hear_lightly, hook_output, wire_lightly
 from hookline.hooks.operators import show_output
@@ -105,7 +106,7 @@ class PostHook(ModuleHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
         if is_compiling():
             # Every step here, and all that is read, is followed and guarded for each module.
-            if self.shown is not None and isinstance(given[-1], Tensor):
+            if self.shown is not None and isinstance(given[-1], Tensor) and not find_region():
                 return show_output(given[-1], self.shown, self.asked)
             return self.junction.traced.leave(args, *given)
         if len(given) == 1:  # another thread is putting it there, or taking it away

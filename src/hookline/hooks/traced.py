@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
+from hookline._tracing import find_region
 from hookline.hooks.hearing import (
     BEGIN,
     BESIDE,
     END,
+    FAULT,
     GRADIENT,
     MISSING,
     REASON,
@@ -35,6 +37,9 @@ from hookline.hooks.operators import (
     pass_both,
     pass_one,
 )
+
+EAGERLY = 'Ask for the model to be run eagerly: compiled="eager"'
+"""What to do about what a graph cannot do."""
 
 
 class TracedEar:
@@ -83,8 +88,13 @@ class TracedEar:
             return value
         if isinstance(value, Tensor) and not self.leaf:  # nearly always
             return self.tell(value, port, way_to(value, way, received))
-        new, text, found = Walk(self, way, list(received)).go(value, self.leaf, port)
-        if self.is_passing or not self.values:
+        walk = Walk(self, way, list(received))
+        new, text, found = walk.go(value, self.leaf, port)
+        if self.is_passing:
+            return new
+        if walk.unwritten:
+            announce(self.key, write_about(FAULT, port, walk.unwritten))
+        if not self.values:
             return new
         if not text:
             _, whole = Walk(Silent(), way, []).tell(value, port)
@@ -118,6 +128,7 @@ class _Parting:
 
     is_editing = False
     is_parting = True
+    is_passing = False
     gradients = True
 
     def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:
@@ -157,6 +168,7 @@ class Traced:
         "inside",
         "is_quiet",
         "is_ready",
+        "is_watched",
         "outputs",
         "rest_name",
         "shown",
@@ -202,6 +214,10 @@ class Traced:
             )
         self.way_in: Way = way_in
         """How gradients of what comes in are heard of."""
+        self.is_watched = inside is None and all(
+            getattr(one, "is_passing", False) for one in (*inputs, *outputs)
+        )
+        """Whether all that is asked is only looked at, so that a value may be missed."""
         self.is_quiet = self.is_ready and inside is None and not (beginning or inputs)
         """Whether nothing is asked before it returns."""
         self.shown, self.asked = self._shorten()
@@ -215,6 +231,16 @@ class Traced:
         letters = {"v": only.values, "g": only.gradients, "m": self.way == "made"}
         return only.key, "".join(one for one, is_so in letters.items() if is_so)
 
+    def is_out_of_reach(self) -> bool:
+        """Tell whether values are passed over here; raise where they must not be missed."""
+        region = find_region()
+        if region and not self.is_watched:
+            raise UnsupportedModel(
+                f"a value inside {region} cannot be reached in a graph that torch.compile made. "
+                f"{EAGERLY}"
+            )
+        return bool(region)
+
     def get_ready(self) -> None:
         """Have the compiler know what it may take as it is, if it came after the hooks."""
         if not self.is_ready:
@@ -222,7 +248,7 @@ class Traced:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what a pre hook does."""
-        if self.is_quiet:
+        if self.is_quiet or self.is_out_of_reach():
             return None
         self.get_ready()
         self.begin()
@@ -276,6 +302,8 @@ class Traced:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Do what a post hook does; give the output that flows on."""
+        if self.is_out_of_reach():
+            return output
         self.get_ready()
         if self.inside is not None:
             self.inside.leave()

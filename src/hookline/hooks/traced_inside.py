@@ -11,16 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._torch import settle_when_traced
+from hookline._tracing import is_in_checkpoint, settle_when_traced
 from hookline.addresses import Inside
 from hookline.hooks.inside import write_port
 from hookline.hooks.nested import Walk, tensors
 from hookline.hooks.operators import Way
-from hookline.hooks.traced import in_turn
-
-EAGERLY = 'Ask for the model to be run eagerly: compiled="eager"'
-"""What to do about what a graph cannot do."""
-
+from hookline.hooks.traced import EAGERLY, in_turn
 
 _UNSEEN = frozenset(("/pad",))
 """Operations that the compiler puts into a graph past every mode."""
@@ -69,6 +65,7 @@ class _Copying:
     """Copy every tensor of a value."""
 
     is_editing = True
+    is_passing = False
 
     def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
         return value.detach().clone()
@@ -100,6 +97,15 @@ def _in_turn(asks: list[Ask], index: int | None) -> tuple[Any, ...]:
         elif number < 0:
             ears.append(Waiting(one.ear, number))
     return in_turn(ears)
+
+
+def refuse_checkpoint() -> None:
+    """Raise inside a checkpointed region, where nothing outside of it may be changed."""
+    if is_in_checkpoint():
+        raise UnsupportedModel(
+            "variables and operations cannot be heard inside a checkpointed region of a graph "
+            f"that torch.compile made; modules can. {EAGERLY}"
+        )
 
 
 class TracedFrame:
@@ -187,9 +193,15 @@ class TracedInside:
                 "a module whose variables or operations are asked for calls itself inside a graph "
                 f"that torch.compile made: which value is of which call is not known. {EAGERLY}"
             )
+        refuse_checkpoint()
         frame = TracedFrame(received)
         self.frames.append(frame)
         return frame
+
+    def enter_callee(self) -> TracedFrame:
+        """Begin a function that the execution under way calls."""
+        refuse_checkpoint()
+        return self.frames[-1]
 
     def leave(self) -> None:
         """End an execution."""

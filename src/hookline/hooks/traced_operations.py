@@ -13,11 +13,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from hookline._errors import UnsupportedModel
-from hookline._torch import settle_when_traced, traced_calls
+from hookline._tracing import settle_when_traced, traced_calls
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.nested import tensors
 from hookline.hooks.operations import names_of, parameters_of
-from hookline.hooks.traced_inside import EAGERLY, TracedFrame, TracedInside, TracedScope
+from hookline.hooks.traced import EAGERLY
+from hookline.hooks.traced_inside import TracedFrame, TracedInside, TracedScope
 
 _FOREIGN_CODES = (CALL_CODE, TracedScope.assign.__code__)
 

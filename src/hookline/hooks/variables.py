@@ -259,7 +259,7 @@ class Taps:
         """Begin a function that is no method."""
         if is_compiling():
             inside = self.junction.traced.look_inside()
-            frame = inside.frames[-1]
+            frame = inside.enter_callee()
             return TracedScope(inside, frame, self.names, prefixes=self.prefixes).assign
         frame = self.frame or self.junction.current()
         if frame is None:

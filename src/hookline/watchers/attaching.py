@@ -9,6 +9,7 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from hookline._errors import NoSuchSite, UnsupportedModel
+from hookline._tracing import regions_met
 from hookline.addresses import Selector, Site, resolve
 from hookline.addresses.variables import has_forward
 from hookline.hooks.functions import check_leaf
@@ -229,7 +230,8 @@ class Attachment:
         never = [one.address for one in self.listeners if not one.has_measured]
         notes = [f"`{name}` is not listened at: {why}" for name, why in self.left_out.items()]
         if never and len(never) < len(self.listeners):
-            notes.append(f"never ran while it was watched: {_list(never)}")
+            inside = f" (or only inside {', '.join(sorted(regions_met))})" if regions_met else ""
+            notes.append(f"never ran while it was watched{inside}: {_list(never)}")
         moved = self._find_moved()
         if moved:
             notes.append(f"another module is there now, which is not watched: {_list(moved)}")

@@ -1,0 +1,96 @@
+"""What the compiler knows of a function that it is tracing, told to those who are traced.
+
+Each of these is called while a graph is made, and never when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+from torch._functorch import pyfunctorch
+
+_CHECKPOINT = "torch.utils.checkpoint"
+_REGIONS = {
+    "cond": "torch.cond",
+    "while_loop": "torch.while_loop",
+    "map_impl": "map",
+    "scan": "scan",
+    "associative_scan": "associative_scan",
+    "invoke_subgraph": "torch.compiler.nested_compile_region",
+    "tag_activation_checkpoint": _CHECKPOINT,
+}
+"""By the name of an operator that takes functions, what users call it."""
+
+regions_met: set[str] = set()
+"""The parts of graphs in which values were out of reach, since the process began."""
+
+
+def settle_when_traced(function: Any) -> Any:
+    """Have the compiler call a function when it traces a call of it, and take what that gives.
+
+    The mark that `torch.compiler.assume_constant_result` sets, which would load the compiler.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def traced_calls() -> Iterator[tuple[CodeType | None, Callable[[str], Any]]]:
+    """Give the code of each function that is being traced, innermost first, and its variables.
+
+    As `sys._getframe` does for functions that run; called by what `settle_when_traced` marked. The
+    border of an `autograd.Function` has no code.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    last = None
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            one = frame.f_locals.get("self")
+            known = getattr(one, "symbolic_locals", None)
+            if known is not None and one is not last:
+                last = one
+                yield one.f_code, partial(_traced_variable, known)  # type: ignore[union-attr]
+            elif type(one).__name__.startswith("AutogradFunction"):
+                yield None, partial(_traced_variable, {})
+        frame = frame.f_back
+
+
+def _traced_variable(known: dict[str, Any], name: str) -> Any:
+    return getattr(known.get(name), "value", None)
+
+
+@settle_when_traced
+def find_region() -> str:
+    """Name what is being traced a part of, if that may have no effects; nothing elsewhere.
+
+    A checkpointed region is no such part: there, values are shown in ways that can be repeated.
+    """
+    for one in _regions():
+        if one != _CHECKPOINT:
+            regions_met.add(one)
+            return one
+    return ""
+
+
+@settle_when_traced
+def is_in_checkpoint() -> bool:
+    """Tell whether a checkpointed region is being traced."""
+    return _CHECKPOINT in _regions()
+
+
+def _regions() -> Iterator[str]:
+    """Name the operators of whose functions a part is being traced, innermost first."""
+    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
+    tracer = translator.current_tx().output.current_tracer
+    while tracer.parent is not None:
+        target = tracer.source_target
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name in _REGIONS:
+            yield _REGIONS[name]
+        tracer = tracer.parent
+    levels = pyfunctorch.retrieve_all_functorch_interpreters()
+    if any(isinstance(one, pyfunctorch.VmapInterpreter) for one in levels):
+        yield "torch.func.vmap"
