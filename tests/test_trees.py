@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib.util
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from types import SimpleNamespace
@@ -280,6 +281,20 @@ def test_text_and_number_keys_are_told_apart() -> None:
     tree = {"0": "text", 0: "number"}
     assert _trees.get(tree, ("0",)) == "text"
     assert _trees.get(tree, (0,)) == "number"
+
+
+def test_keys_that_read_alike_are_told_apart() -> None:
+    tree = {None: "none", "None": "text", True: "true", 2: "number"}
+    assert [key for key, _ in _trees.children(tree)] == ["<None>", "None", "True", 2]
+    assert _trees.get(tree, ("True",)) == "true"
+    assert _trees.get(tree, ("<None>",)) == "none"
+
+
+def test_keys_of_an_enumeration_are_what_they_equal() -> None:
+    kinds = enum.Enum("kinds", {"QUERY": "query"}, type=str)
+    tree = {kinds.QUERY: "text"}
+    assert [key for key, _ in _trees.children(tree)] == ["query"]
+    assert type(_trees.canonical(tree, ("query",))[0]) is str
 
 
 @pytest.mark.parametrize("path", [("c",), (2,), (-3,), ("a", 0), ("b", "x")])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +35,14 @@ class Opaque:
         return f"<{self.type_name}: not kept>"
 
 
-def _key(key: object) -> Key:
-    return key if isinstance(key, (str, int)) else repr(key)
+def name_key(key: object, keys: Container[object]) -> Key:
+    """Give the name of an item of a dict in a path; `keys` are all keys of that dict."""
+    if isinstance(key, str):
+        return str.__str__(key)  # a member of an enumeration is named as the text that it equals
+    if isinstance(key, int) and not isinstance(key, bool):
+        return int(key)
+    name = repr(key)
+    return f"<{name}>" if name in keys else name
 
 
 def children(tree: Any) -> list[tuple[Key, Any]] | None:
@@ -50,7 +56,7 @@ def children(tree: Any) -> list[tuple[Key, Any]] | None:
     if isinstance(tree, list):
         return list(enumerate(tree))
     if isinstance(tree, (dict, UserDict)):
-        return [(_key(key), item) for key, item in tree.items()]
+        return [(name_key(key, tree), item) for key, item in tree.items()]
     if isinstance(tree, (Tensor, nn.Module, type, Opaque, *_PLAIN)):
         return None
     names = _field_names(tree)

@@ -37,15 +37,9 @@ def put_structure(record: VisitRecord, port: str, root: Path, text: str, *, aske
 
 
 def _grow(tree: Any, path: Path, item: Any) -> Any:
-    """Give a tree with one more item, whatever the whole will be."""
+    """Give a tree with one more item: by name, until it is known what the whole is made of."""
     if not path:
         return item
-    key, rest = path[0], path[1:]
-    if isinstance(key, str):
-        named = dict(tree or {})
-        named[key] = _grow(named.get(key), rest, item)
-        return named
-    items = list(tree or ())
-    items += [None] * (key + 1 - len(items))
-    items[key] = _grow(items[key], rest, item)
-    return tuple(items)
+    named = dict(tree or {})
+    named[path[0]] = _grow(named.get(path[0]), path[1:], item)
+    return named

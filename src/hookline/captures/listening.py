@@ -24,11 +24,11 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.compiler_notes import CompilerNotes
 from hookline.hooks.ears import ListenerEar, VisitEar
 from hookline.hooks.functions import Which, is_among
-from hookline.hooks.hearing import MISSING, REASON, SHAPE, Ear
+from hookline.hooks.hearing import FAULT, MISSING, REASON, SHAPE, Ear
 from hookline.hooks.hearing import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
-from hookline.hooks.structures import imagine
+from hookline.hooks.structures import imagine, unwritten, unwritten_key
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.variables import log_value
 from hookline.hooks.visits import At, Call, Listener, LogEntry, Station, Visit, describe
@@ -339,7 +339,11 @@ class CaptureListener(Listener):
             self._settle_delivery(visit)
 
     def on_remark(self, visit: Visit, what: str, text: str, place: Delivered) -> None:
+        if what == FAULT:
+            raise unwritten_key(text, describe(visit, self.address))
         if what == MISSING:
+            for key in unwritten(text) if self.is_exact else ():
+                raise unwritten_key(key, describe(visit, self.address))
             self.no_leaf(visit, imagine(text))
         elif what == REASON:
             self.no_gradient(visit, place.port, place.leaf, text)

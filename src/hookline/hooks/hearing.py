@@ -52,11 +52,11 @@ class Place(NamedTuple):
     """Whether grad was on where the value is made; while a graph runs torch does not tell."""
 
 
-def write_step(path: str, key: object) -> str:
-    """Add a key to a written path. Runs while a graph is traced, so it is as plain as can be."""
-    if isinstance(key, int):
-        return path + BREAK + "#" + str(key)
-    return path + BREAK + "." + str(key)
+def write_step(path: str, name: str | int) -> str:
+    """Add a name to a written path. Runs while a graph is traced, so it is as plain as can be."""
+    if isinstance(name, str):
+        return path + BREAK + "." + name
+    return path + BREAK + "#" + str(name)
 
 
 def write_mode(place: str) -> str:

@@ -7,6 +7,7 @@ What a value is made of is written down as text while it is traced, and read aga
 
 from __future__ import annotations
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from hookline.hooks.operators import Way
 
 TENSOR = "'T'"
 """How a tensor is written."""
+DICT = "{}"
+"""What stands before the class of a dict that is no plain one."""
 
 
 def way_to(value: Tensor, way: Way, received: Any) -> Way:
@@ -31,6 +34,7 @@ class Silent:
     """Go through a value and tell nobody."""
 
     is_editing = False
+    is_passing = False
 
     def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
         return value
@@ -49,6 +53,8 @@ class Walk:
         """Whether containers are made anew, because others must not see what is put in."""
         self.seen: list[tuple[Tensor, Tensor]] = []
         """The tensors met, and what flows on in their place: one may stand in several places."""
+        self.unwritten = ""
+        """A key that cannot be written as text, if there is one where all tensors are told of."""
 
     def go(self, value: Any, leaf: tuple[str | int, ...], place: str) -> tuple[Any, str, str]:
         """Go to a part; give what flows on, what the part is made of, and its place.
@@ -63,6 +69,8 @@ class Walk:
         if items is None or index < 0:
             return value, "", place
         key, item = items[index]
+        if type(key) is not str and type(key) is not int:
+            key = _name(key, items)
         new, text, found = self.go(item, leaf[1:], write_step(place, key))
         if not text:
             return value, text, found
@@ -80,9 +88,17 @@ class Walk:
         texts = []
         changed = []
         for key, item in items:
-            new, text = self.tell(item, write_step(place, key))
+            name = key
+            if type(key) is not str and type(key) is not int:
+                name = _name(key, items)
+                if not _is_plain(key):
+                    self.unwritten = str(name)
+                    if self.ear.is_passing:
+                        changed.append(item)
+                        continue
+            new, text = self.tell(item, write_step(place, name))
             changed.append(new)
-            texts.append("(" + _write_key(key) + "," + text + ")")
+            texts.append("(" + _write_key(key, items) + "," + text + ")")
         text = "(" + _write_kind(value) + ",(" + "".join([one + "," for one in texts]) + "))"
         return self._rebuild(value, items, changed), text
 
@@ -158,7 +174,9 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
 
 def _find(items: list[tuple[Any, Any]], wanted: str | int) -> int:
     for index, (key, _) in enumerate(items):
-        if key == wanted and isinstance(key, str) == isinstance(wanted, str):
+        if type(key) is not str and type(key) is not int:
+            key = _name(key, items)
+        if isinstance(key, str) == isinstance(wanted, str) and key == wanted:
             return index
     if isinstance(wanted, int) and -len(items) <= wanted < len(items):
         return wanted % len(items)
@@ -209,11 +227,65 @@ def _write_kind(value: Any) -> str:
         return "'list'"
     if kind is dict:
         return "'dict'"
+    if isinstance(value, dict):
+        return _quote(DICT + kind.__module__ + ":" + kind.__qualname__)
     return _quote(kind.__module__ + ":" + kind.__qualname__)
 
 
-def _write_key(key: Any) -> str:
-    return str(key) if isinstance(key, int) else _quote(str(key))
+def _write_key(key: Any, items: list[tuple[Any, Any]]) -> str:
+    if type(key) is str:
+        return _quote(key)
+    if type(key) is int:
+        return str(key)
+    # No key of a dict is a list.
+    return _write_odd(key) if _is_plain(key) else "[" + _quote(str(_name(key, items))) + "]"
+
+
+def _write_odd(key: Any) -> str:
+    if isinstance(key, Enum):
+        key = key.value
+    if isinstance(key, str):
+        return _quote(key)
+    if type(key) is tuple:
+        return "(" + "".join([_write_odd(one) + "," for one in key]) + ")"
+    return repr(key)
+
+
+def _is_plain(key: Any) -> bool:
+    """Tell whether a key can be written so that it reads back as one that is equal."""
+    if key is None or type(key) is str or type(key) is int or type(key) is bool:
+        return True
+    if type(key) is float:
+        return key - key == 0  # neither infinite nor NaN
+    if type(key) is tuple:
+        return all(_is_plain(one) for one in key)
+    return _is_alike(key)
+
+
+def _is_alike(key: Any) -> bool:
+    """Tell whether a key is a member of an enumeration that equals a text or a number."""
+    return isinstance(key, Enum) and isinstance(key, (str, int))
+
+
+def _name(key: Any, items: list[tuple[Any, Any]]) -> str | int:
+    """Name an item whose key is no plain text or number, as `hookline._trees` does.
+
+    A key that cannot be written is named by its class.
+    """
+    if _is_alike(key):
+        alike: str | int = key.value
+        return alike
+    if not _is_plain(key):
+        if isinstance(key, Enum):
+            return "<" + type(key).__qualname__ + "." + key.name + ">"
+        for index, (other, _) in enumerate(items):
+            if other is key:
+                return "<" + type(key).__qualname__ + " " + str(index) + ">"
+    name = repr(key)
+    for other, _ in items:
+        if type(other) is str and other == name:
+            return "<" + name + ">"
+    return name
 
 
 def _quote(text: str) -> str:

@@ -7,13 +7,15 @@ import dataclasses
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from hookline._trees import Opaque, Path
+from hookline._errors import UnsupportedModel
+from hookline._trees import Key, Opaque, Path, name_key
+from hookline.hooks.nested import DICT
 
 Find = Callable[[Path], Any]
 """What gives the item at a path."""
@@ -44,6 +46,30 @@ def links(text: str) -> dict[Path, Path]:
     return found
 
 
+def unwritten(text: str) -> list[str]:
+    """List the keys that could not be written."""
+    return list(_find_unwritten(_read(text)))
+
+
+def unwritten_key(key: str, where: str) -> UnsupportedModel:
+    """Make the error for a key that could not be written."""
+    return UnsupportedModel(
+        f"{where}: it has the key {key}. Inside a graph that torch.compile made the keys of a dict "
+        "can be texts, numbers, True, False, None and tuples of these. "
+        'Ask for the model to be run eagerly: compiled="eager"'
+    )
+
+
+def _find_unwritten(node: Any) -> Iterator[str]:
+    if isinstance(node, tuple):
+        kind, items = node
+        if kind not in ("=", "str", "opaque"):
+            for key, item in items:
+                if isinstance(key, list):
+                    yield key[0]
+                yield from _find_unwritten(item)
+
+
 def _link(node: Any, path: Path, met: list[Path], found: dict[Path, Path]) -> None:
     if node == "T":
         met.append(path)
@@ -52,8 +78,8 @@ def _link(node: Any, path: Path, met: list[Path], found: dict[Path, Path]) -> No
         if kind == "=":
             found[path] = met[items[0][1]]
         elif kind not in ("str", "opaque"):
-            for key, item in items:
-                _link(item, (*path, key), met, found)
+            for _, name, item in _named(items):
+                _link(item, (*path, name), met, found)
 
 
 def _build(node: Any, find: Find, path: Path, met: list[Any]) -> Any:
@@ -69,11 +95,24 @@ def _build(node: Any, find: Find, path: Path, met: list[Any]) -> Any:
         return items[0][0]
     if kind == "opaque":
         return Opaque(items[0][0])
-    return _make(kind, {key: _build(item, find, (*path, key), met) for key, item in items})
+    named = _named(items)
+    return _make(kind, {key: _build(item, find, (*path, name), met) for key, name, item in named})
 
 
-def _make(kind: str, items: dict[str | int, Any]) -> Any:
+def _named(items: Any) -> Iterator[tuple[Any, Key, Any]]:
+    """Yield the key of each item, its name in a path, and the item."""
+    keys = [key for key, _ in items]
+    for key, item in items:
+        if isinstance(key, list):  # one that could not be written: its name alone
+            yield key[0], key[0], item
+        else:
+            yield key, name_key(key, keys), item
+
+
+def _make(kind: str, items: dict[Any, Any]) -> Any:
     """Make a container of a class that is known by its name; a plain one where it is not found."""
+    is_dict = kind.startswith(DICT)
+    kind = kind.removeprefix(DICT)
     if kind in ("tuple", "torch:Size"):
         return tuple(items.values())
     if kind == "list":
@@ -83,7 +122,8 @@ def _make(kind: str, items: dict[str | int, Any]) -> Any:
     found = _find_class(kind)
     named: dict[str, Any] = {str(key): item for key, item in items.items()}
     if found is None:
-        return items if not all(isinstance(key, int) for key in items) else tuple(items.values())
+        is_sequence = not is_dict and all(isinstance(key, int) for key in items)
+        return tuple(items.values()) if is_sequence else items
     if hasattr(found, "n_sequence_fields"):  # torch.return_types.*: made from one sequence
         return found(list(items.values()))
     if issubclass(found, tuple):
