@@ -83,9 +83,10 @@ def is_in_checkpoint() -> bool:
 
 def _regions() -> Iterator[str]:
     """Name the operators of whose functions a part is being traced, innermost first."""
-    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
-    tracer = translator.current_tx().output.current_tracer
-    while tracer.parent is not None:
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = None if convert is None else getattr(convert.tls, "current_tx", None)
+    tracer = None if translator is None else translator.output.current_tracer
+    while tracer is not None:  # not so where something else traces, as torch.export does
         target = tracer.source_target
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in _REGIONS:
