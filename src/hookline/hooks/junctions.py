@@ -235,8 +235,7 @@ class Junction:
         self.quick = None
         if self._stand_in is not None:
             self._stand_in.restore()
-        if self.frames:
-            self.frames.clear()
+        self.frames.clear()
         if not session.is_reusable:
             self.dispose()
 
