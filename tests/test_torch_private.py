@@ -168,8 +168,23 @@ def test_graph_breaks_and_limits_of_the_compiler_are_told() -> None:
         assert "break" in why
         assert _torch.count_recompile_limits() == limits
         compiled(torch.ones(3))
+        assert broken.__code__ in _torch.list_spent_codes()
     assert _torch.count_recompile_limits() > limits
+    assert broken.__code__ not in _torch.list_spent_codes()  # more are allowed now
     torch._dynamo.reset()
+
+
+def test_functions_that_a_compiled_module_begins_with_are_found() -> None:
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    torch._dynamo.reset()
+    seen = torch._dynamo.convert_frame.input_codes
+    for model in (Own(), nn.Sequential(nn.Tanh())):
+        compiled = torch.compile(model, backend="eager")
+        compiled(torch.ones(2))
+        assert any(code in seen for code in _torch.list_compiled_codes(compiled))
 
 
 def test_is_compile_forced_eager_follows_the_stance() -> None:

@@ -406,6 +406,28 @@ def count_recompile_limits() -> int:
     return sum(count for text, count in reasons.items() if "recompile limit" in text)
 
 
+def list_spent_codes() -> list[CodeType]:
+    """List the functions of which the compiler has made as many graphs as it may.
+
+    Only where it gave up on one since this process began.
+    """
+    convert = sys.modules.get("torch._dynamo.convert_frame")
+    if convert is None or not count_recompile_limits():
+        return []
+    most = min(convert.config.recompile_limit, convert.config.accumulated_recompile_limit)
+    codes = [code for seen in tuple(convert.input_codes.seen) if (code := seen()) is not None]
+    return [one for one in codes if len(eval_frame._debug_get_cache_entry_list(one)) >= most]
+
+
+def list_compiled_codes(module: nn.Module) -> list[CodeType]:
+    """List the functions that the compiler may begin a graph of where it is given a module."""
+    inner = module._modules.get("_orig_mod", module)
+    given = [getattr(module, "_compiled_call_impl", None), module.__dict__.get("forward")]
+    functions = [getattr(one, "_torchdynamo_orig_callable", None) for one in given]
+    codes = [getattr(one, "__code__", None) for one in (type(inner).forward, *functions)]
+    return [one for one in codes if one is not None]
+
+
 def is_fully_sharded(model: nn.Module) -> bool:
     """Tell whether `fully_shard` was applied to a model or to modules of it."""
     return any(map(_is_sharded, model.modules()))

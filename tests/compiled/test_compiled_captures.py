@@ -156,6 +156,61 @@ def test_more_graphs_than_the_compiler_allows_run_eagerly() -> None:
         assert value.grad is not None
 
 
+LIMIT = "as many graphs of a function as it may"
+
+
+@torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False)
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_limit_is_noted_by_sessions_that_come_after_it(is_function: bool) -> None:
+    model = Stack(1)
+    called = (lambda x: model(x) * 1) if is_function else model
+    compiled = torch.compile(called, backend="aot_eager")
+    noted = []
+    for size in (2, 3, 4, 5):
+        with hl.capture(model, "blocks.0.act") as got:
+            compiled(torch.randn(size, 6))
+        noted.append(LIMIT in str(got.report()))
+    assert noted == [False, False, True, True]
+    with hl.watch(model, None, rules=False) as watcher:
+        compiled(torch.randn(6, 6)).sum().backward()
+    assert any(LIMIT in one for one in watcher.notes)
+    torch._dynamo.reset()  # the compiler begins anew
+    with hl.capture(model, "blocks.0.act") as got:
+        compiled(torch.randn(2, 6))
+    assert LIMIT not in str(got.report())
+
+
+@torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False)
+def test_a_limit_reached_before_any_session_is_noted_for_that_model_alone() -> None:
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    model, other = Stack(1), Other()
+    spent, free = (torch.compile(one, backend="aot_eager") for one in (model, other))
+    for size in (2, 3, 4):
+        spent(torch.randn(size, 6))
+    for one, is_noted in ((spent, True), (free, False), (Stack(1), False)):
+        with hl.capture(one, "") as got:
+            one(torch.randn(5, 6))
+        assert (LIMIT in str(got.report())) == is_noted
+
+
+@torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False)
+def test_a_limit_that_another_model_reaches_meanwhile_is_not_noted() -> None:
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    model, other = Stack(1), torch.compile(Other(), backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager")
+    with hl.capture(compiled, "blocks.0.act") as got:
+        compiled(torch.randn(2, 6))
+        for size in (2, 3, 4):
+            other(torch.randn(size, 6))
+    assert LIMIT not in str(got.report())
+
+
 def test_a_gradient_that_would_not_be_whole_is_not_given() -> None:
     """What a graph makes of one of its outputs for another is not heard of outside."""
 

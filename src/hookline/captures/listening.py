@@ -69,7 +69,7 @@ class CaptureSession(Session):
         self.copies_overwritten = (
             self.keeper.clone == "auto" and not self.keeper.keep_graph and has_overwritten()
         )
-        self.compiler = CompilerNotes()
+        self.compiler = CompilerNotes([] if self.tree is None else [self.tree.model])
         self.saw_backward = False
         self.other_thread_calls = 0
         for listener in self.listeners:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from hookline._torch import count_recompile_limits, list_graph_breaks
+import weakref
+from collections.abc import Iterable
+from types import CodeType
+
+from torch import nn
+
+from hookline._torch import (
+    count_recompile_limits,
+    is_compiled,
+    list_compiled_codes,
+    list_graph_breaks,
+    list_spent_codes,
+)
+from hookline.addresses.names import unwrap
 
 _MOST_NAMED = 3
 
@@ -12,15 +25,41 @@ _LIMIT = (
     "torch._dynamo.config.recompile_limit says how many there may be"
 )
 
+_limited: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+"""The models that were listened at when the compiler gave up on a function, by identity.
+
+That may be a function that calls them, of which nothing else says that it does.
+"""
+
 
 class CompilerNotes:
-    """Notice what the compiler does from now on."""
+    """Notice what the compiler does from now on, and what it gave up before."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._models = [weakref.ref(one) for one in models]
         self._seen = len(list_graph_breaks())
         self._limits = count_recompile_limits()
+        self._spent = frozenset(list_spent_codes())
         self._breaks: dict[tuple[str, str], None] = {}
         self._has_reached_limit = False
+
+    def list_limits(self) -> list[str]:
+        """Say whether it compiles a function no more that this model runs."""
+        limits, spent = count_recompile_limits(), list_spent_codes()
+        models = [one for known in self._models if (one := known()) is not None]
+        if limits > self._limits and self._may_be_ours(models, spent):
+            self._has_reached_limit = True
+            _limited.update({id(one): one for one in map(unwrap, models)})
+        self._limits = limits
+        if spent and not self._has_reached_limit:
+            self._has_reached_limit = any(id(unwrap(one)) in _limited for one in models) or any(
+                code in spent
+                for model in models
+                for module in model.modules()
+                if is_compiled(module)
+                for code in list_compiled_codes(module)
+            )
+        return [_LIMIT] if self._has_reached_limit else []
 
     def list(self) -> list[str]:
         """Say what it could not compile as one graph, or not at all."""
@@ -28,9 +67,6 @@ class CompilerNotes:
         # Torch forgets all of them where it is told to begin anew.
         self._breaks.update(dict.fromkeys(breaks[self._seen :]))
         self._seen = len(breaks)
-        limits = count_recompile_limits()
-        self._has_reached_limit = self._has_reached_limit or limits > self._limits
-        self._limits = limits
         notes = []
         if self._breaks:
             count = len(self._breaks)
@@ -41,4 +77,15 @@ class CompilerNotes:
                 f"torch.compile broke its graph at {places}, which is heard as well: "
                 f"{'; '.join(shown)}"
             )
-        return [*notes, *([_LIMIT] if self._has_reached_limit else [])]
+        return [*notes, *self.list_limits()]
+
+    def _may_be_ours(self, models: Iterable[nn.Module], spent: Iterable[CodeType]) -> bool:
+        """Tell whether the compiler gave up on something else than forwards of other models."""
+        new = [code for code in spent if code not in self._spent]
+        own = {
+            code
+            for model in models
+            for module in model.modules()
+            for code in list_compiled_codes(module)
+        }
+        return not new or any(code in own or code.co_name != "forward" for code in new)

@@ -148,7 +148,7 @@ class Watch:
         self._remarks: list[str] = []
         self._recorder = Recorder(strict=options.strict)
         self._attachment = self._listens_by(models, options, self._recorder)
-        self._compiler = CompilerNotes()
+        self._compiler = CompilerNotes(models.values())
         self._pace = Pace(options.stride, options.budget, free=options.budget_from)
         self._is_wanted = choose_all(models, options)
         self._descriptions = Descriptions()
@@ -424,7 +424,8 @@ class Watch:
             found.append(f"the watch stopped before the training did: {why}")
         found += [*self._delivery.notes, *self._seeker.notes, *self._remarks]
         found += [] if self._weights.local is None else self._weights.local.notes
-        found += self._compiler.list() if self._recorder.has_graphs else []
+        compiler = self._compiler
+        found += compiler.list() if self._recorder.has_graphs else compiler.list_limits()
         silence = self._attachment.explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
