@@ -22,6 +22,7 @@ from hookline.addresses.variables import forward_of, forward_place
 from hookline.hooks import operations
 from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.traced_operations import run_traced
+from hookline.hooks.uncompiled import is_left_alone, leave_alone
 from hookline.hooks.variables import ForwardTaps
 from hookline.sources import NoSource, rewrite, unwrap
 
@@ -82,7 +83,7 @@ class StandIn:
         self._own: Any = _ABSENT
         """What the module had of its own there; absent where its class has the forward."""
         self._installed: Any = None
-        self._made: dict[tuple[frozenset[str], bool, bool, bool, bool], tuple[Any, Any]] = {}
+        self._made: dict[tuple[frozenset[str], bool, bool, bool, bool, bool], tuple[Any, Any]] = {}
         """What stands in for each thing that was asked, and the code of the forward in it."""
         self.skips: list[Skipping] = []
 
@@ -92,8 +93,8 @@ class StandIn:
         has_end = self._junction.quick is None
         # The compiler is told what comes in, which others use too.
         has_arguments = plan.has_gradients and self._junction.wiring is not None
-        kind = (plan.variables, bool(plan.operations), bool(self.skips), has_end, has_arguments)
-        if not any(kind[:3]) and not self._junction.must_be_noticed:
+        asked = (plan.variables, bool(plan.operations), bool(self.skips))
+        if not any(asked) and not self._junction.must_be_noticed:
             self.restore()
             return
         attributes = self._module.__dict__
@@ -103,6 +104,9 @@ class StandIn:
             if own is not self._own:
                 self._own = own
                 self._made.clear()
+        written = inspect.getattr_static(type(self._module), "forward", None)
+        is_alone = is_left_alone(self._module, written if self._own is _ABSENT else self._own)
+        kind = (*asked, has_end, has_arguments, is_alone)
         made = self._made.get(kind)
         if made is None:
             made = self._made[kind] = self._make(*kind)
@@ -192,6 +196,7 @@ class StandIn:
         has_skips: bool,
         has_end: bool,
         has_arguments: bool,
+        is_alone: bool,
     ) -> tuple[Any, Any]:
         module = self._module
         # A function of the class is bound when it is called: to the module, or to its replica.
@@ -221,14 +226,16 @@ class StandIn:
                     f"{error}. Operations need no source: name them as `path/operation`."
                 ) from error
             taps.name(table)
+        if is_alone:
+            inner = leave_alone(inner)
         code = getattr(unwrap(inner)[-1], "__code__", None)
         outer: Any = inner
         if takes_self and not (variables or has_operations or has_skips or has_arguments):
-            outer = _copy_function(original)  # there only to be noticed by compiled graphs
+            outer = _copy_function(inner)  # there only to be noticed by compiled graphs
         elif not takes_self or has_operations or has_skips or has_arguments:
-            outer = functools.wraps(getattr(original, "__func__", original))(
-                self._stand_in(inner, takes_self, has_operations)
-            )
+            outer = self._stand_in(inner, takes_self, has_operations)
+            outer = leave_alone(outer) if is_alone else outer
+            outer = functools.wraps(getattr(original, "__func__", original))(outer)
             if not takes_self:
                 with contextlib.suppress(TypeError, ValueError):  # what is in C may have none
                     outer.__signature__ = _with_self(inspect.signature(original))

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from hookline import _trees
-from hookline._torch import is_function_mode_on
+from hookline._torch import is_function_mode_on, run_uncompiled
 from hookline.addresses.inside import canonical_operation
 from hookline.hooks import gradients
 from hookline.hooks.aliases import InputTaps
@@ -98,6 +99,7 @@ class _OperationMode(TorchFunctionMode):
         super().__init__()
         self.running: list[_Running] = []
 
+    @run_uncompiled
     def __torch_function__(
         self,
         func: Any,
@@ -155,6 +157,7 @@ class _OperationMode(TorchFunctionMode):
 _local = threading.local()
 
 
+@partial(run_uncompiled, is_deep=False)  # the forward may call what is compiled
 def see(
     junction: Junction, frame: Frame, forward: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:

@@ -1,7 +1,8 @@
 """Variables inside a module's forward: where a rewritten copy of it hands each value over.
 
 `hookline.sources` makes the copy; this file is what its taps call. A scope belongs to one
-execution: it knows the frame of the visit and counts assignments in it.
+execution: it knows the frame of the visit and counts assignments in it. Where the compiler skips
+the forward it would compile what that calls, so each tap is kept from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from hookline._errors import EditError
-from hookline._torch import graph_task_id, is_functorch_active, top_saved_tensor_hooks
+from hookline._torch import (
+    graph_task_id,
+    is_functorch_active,
+    run_uncompiled,
+    top_saved_tensor_hooks,
+)
 from hookline.hooks import checkpoints
 from hookline.hooks.frames import Frame
 from hookline.hooks.inside import Asked, flow
@@ -52,6 +58,7 @@ class Scope:
         self.prefixes = prefixes
         """What comes before the names of functions called here."""
 
+    @run_uncompiled
     def assign(self, point: int, value: Any) -> Any:
         """Receive a value as it is assigned; give the one that is."""
         frame = self.frame
@@ -120,6 +127,7 @@ class QuickScope:
         self.counts = [0] * len(sinks)
         self.frame: Frame | None = None
 
+    @run_uncompiled
     def assign(self, point: int, value: Any) -> Any:
         """Receive a value as it is assigned, and pass it on."""
         sink, kind = self.sinks[point], type(value)
@@ -212,6 +220,7 @@ class _Idle:
 _IDLE = _Idle()
 
 
+@run_uncompiled
 def iterate(scope: Callable[[int, Any], Any], shape: Any, iterable: Iterable[Any]) -> Iterator[Any]:
     """Hand over what a comprehension loops over, item by item."""
     items = iter(iterable)  # at once, as the comprehension itself would
@@ -255,6 +264,7 @@ class Taps:
         spots = [tuple([f"@{prefix}{name}" for prefix in self.prefixes]) for name in table]
         self.names = [one[0] if len(one) == 1 else one for one in spots]
 
+    @run_uncompiled
     def enter(self) -> Callable[[int, Any], Any]:
         """Begin a function that is no method."""
         if is_compiling():
@@ -264,13 +274,18 @@ class Taps:
         frame = self.frame or self.junction.current()
         if frame is None:
             return _IDLE.assign
-        return Scope(self.junction, frame, self.names, self.prefixes).assign
+        assign: Callable[[int, Any], Any] = Scope(
+            self.junction, frame, self.names, self.prefixes
+        ).assign
+        return assign
 
     @staticmethod
+    @run_uncompiled
     def augment(name: str, left: Any, right: Any) -> Any:
         """Do what an augmented assignment does."""
         return getattr(operator, name)(left, right)
 
+    @run_uncompiled
     def hand(self, scope: Callable[[int, Any], Any], name: str, callee: Any) -> Any:
         """Give the function to hand over in place of another one of which something is asked.
 
@@ -278,6 +293,7 @@ class Taps:
         """
         return self.call(scope, name, callee, is_handed=True)
 
+    @run_uncompiled
     def call(
         self,
         scope: Callable[[int, Any], Any],
@@ -298,21 +314,25 @@ class Taps:
         frame = inner.frame if is_handed else None
         return self.junction.callees.replace(callee, prefixes, frame)
 
+    @run_uncompiled
     def again(self, callee: Any) -> Any:
         """Give the function to call where one calls itself."""
         if is_compiling():
             return self.junction.callees.find_ready(callee, self.prefixes)
         return self.junction.callees.replace(callee, self.prefixes)
 
+    @run_uncompiled
     def end(self, scope: Callable[[int, Any], Any]) -> None:
         """End a function; only a forward has to."""
 
+    @run_uncompiled
     def clean(self, found: Any) -> Any:
         """Take the names of the taps out of what `locals()` or `dir()` gave."""
         if isinstance(found, dict):
             return {name: value for name, value in found.items() if not name.startswith(_OWN)}
         return [name for name in found if not name.startswith(_OWN)]
 
+    @run_uncompiled
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         """Begin a method."""
         return this, self.enter()
@@ -329,6 +349,7 @@ class ForwardTaps(Taps):
         self.sinks: tuple[Plan | None, list[Sink | None]] = (None, [])
         """A plan, and who keeps each variable by it, where it is one; other threads read it too."""
 
+    @run_uncompiled
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
         quick = junction.quick
@@ -385,13 +406,17 @@ class ForwardTaps(Taps):
         self.sinks = (plan, sinks)
         return sinks
 
+    @run_uncompiled
     def enter(self) -> Callable[[int, Any], Any]:
         if is_compiling():
             return self._begin_traced(self.module)
         frame = self._find(self.module, sys._getframe(1))
         if not frame.visits:
             return _IDLE.assign
-        return Scope(self.junction, frame, self.names, self.prefixes).assign
+        assign: Callable[[int, Any], Any] = Scope(
+            self.junction, frame, self.names, self.prefixes
+        ).assign
+        return assign
 
     def _find(self, _: nn.Module, running: types.FrameType) -> Frame:
         junction = self.junction
@@ -402,6 +427,7 @@ class ForwardTaps(Taps):
             frame = junction.begin_directly(given, {})
         return frame
 
+    @run_uncompiled
     def end(self, scope: Callable[[int, Any], Any]) -> None:
         inner = scope.__self__  # type: ignore[attr-defined]
         if is_compiling():

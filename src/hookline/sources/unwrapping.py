@@ -175,7 +175,7 @@ def _exchange(wrapper: Any, old: Any, new: Any) -> Any:
 
 
 def copy_function(
-    function: FunctionType, code: CodeType, closure: tuple[CellType, ...]
+    function: FunctionType, code: CodeType, closure: tuple[CellType, ...] | None
 ) -> FunctionType:
     """Make a function of other code and cells that is the same in all else."""
     new = FunctionType(

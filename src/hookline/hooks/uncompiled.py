@@ -1,0 +1,52 @@
+"""Forwards that the compiler leaves alone where it meets them, kept so while they are listened to.
+
+Dynamo skips what is in torch's own files unless a graph has it inside: `nn.Linear(4, 4).compile()`
+makes no graph. It makes one as soon as the module has hooks, and another kernel gives other bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from hookline._torch import is_compiled_if_hooked, is_run_uncompiled, mark_uncompiled
+from hookline.hooks.module_hooks import ModuleHook
+from hookline.sources.unwrapping import copy_function
+
+
+def is_left_alone(module: nn.Module, forward: Any) -> bool:
+    """Tell whether a module's forward would run as it is if hookline were not there.
+
+    Hooks of others count: with them the compiler takes the forward anyway.
+    """
+    function = forward.__func__ if isinstance(forward, MethodType) else forward
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        return False
+    if not is_run_uncompiled(function.__code__):
+        return False
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    has_others = not all(isinstance(one, ModuleHook) for one in hooks)
+    return not (has_others and is_compiled_if_hooked(module))
+
+
+def leave_alone(function: Any) -> Any:
+    """Copy a function, bound or not, so that it runs as it is where the compiler meets it.
+
+    What it calls is compiled as ever, and so is the copy inside a graph of what calls it.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(leave_alone(function.__func__), function.__self__)
+    code = _marked(function.__code__, function.__code__.co_filename)
+    return copy_function(function, code, function.__closure__)
+
+
+# One copy for all, because modules share compiled graphs only if the code inside is the same. Equal
+# code may be from another file.
+@functools.lru_cache(maxsize=1024)
+def _marked(code: CodeType, _file: str) -> CodeType:
+    copied = code.replace()
+    mark_uncompiled(copied, is_deep=False)
+    return copied
