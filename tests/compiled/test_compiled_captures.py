@@ -235,3 +235,17 @@ def test_a_gradient_that_would_not_be_whole_is_not_given() -> None:
     with pytest.warns(hl.HooklineWarning, match=r"one of several outputs of a compiled graph"):
         got = run()
     torch.testing.assert_close(got["head"].output.grad, 2 * model.head(x) + 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_on_the_meta_device_is_heard_as_an_eager_one(backend: str) -> None:
+    model, x = Stack(1).to("meta"), torch.randn(3, 6, device="meta")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with hl.capture(compiled, "blocks.0.wide", grads=True) as got:
+        compiled(x).sum().backward()
+    output = got["blocks.0.wide"].output
+    assert output.is_meta
+    assert output.shape == output.grad.shape == (3, 12)
+    with hl.watch(model, None, rules=False) as watcher:
+        compiled(x).sum().backward()
+    assert any(one.startswith("`blocks.0.wide:output`: A tensor on") for one in watcher.notes)

@@ -117,6 +117,8 @@ def _make_library() -> Any:
         tag = torch.Tag.pointwise if name == "look" else torch.Tag.cudagraph_unsafe
         library.define(name + schema, tags=(tag,))
         library.impl(name, run, "CompositeExplicitAutograd")
+        if name in ("pass_by", "hand_over", "hand_back", "hand_in", "carry"):
+            fake = _run_on_meta(run, fake)
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
     for name in ("pass_by", "pass_all", "hand_over", "hand_back", "note"):
         register_effectful(getattr(torch.ops.hookline, name).default)
@@ -133,6 +135,18 @@ def _no_ticket(*_: Any) -> Tensor:
 
 def _copy(value: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(value)
+
+
+def _run_on_meta(run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell of a value of a model on the meta device, which torch takes for one of the compiler's.
+
+    What comes with it, a key or a ticket, has content then.
+    """
+
+    def call(value: Tensor, known: Tensor, *given: Any) -> Any:
+        return (run if type(known) is Tensor and not known.is_meta else fake)(value, known, *given)
+
+    return call
 
 
 _library = _make_library()
