@@ -421,7 +421,7 @@ def list_spent_codes() -> list[CodeType]:
 
 def list_compiled_codes(module: nn.Module) -> list[CodeType]:
     """List the functions that the compiler may begin a graph of where it is given a module."""
-    inner = module._modules.get("_orig_mod", module)
+    inner: Any = module._modules.get("_orig_mod", module)
     given = [getattr(module, "_compiled_call_impl", None), module.__dict__.get("forward")]
     functions = [getattr(one, "_torchdynamo_orig_callable", None) for one in given]
     codes = [getattr(one, "__code__", None) for one in (type(inner).forward, *functions)]
