@@ -104,8 +104,8 @@ class StandIn:
             if own is not self._own:
                 self._own = own
                 self._made.clear()
-        written = inspect.getattr_static(type(self._module), "forward", None)
-        is_alone = is_left_alone(self._module, written if self._own is _ABSENT else self._own)
+        own = getattr(type(self._module), "forward", None) if self._own is _ABSENT else self._own
+        is_alone = is_left_alone(self._module, own)
         kind = (*asked, has_end, has_arguments, is_alone)
         made = self._made.get(kind)
         if made is None:
