@@ -17,8 +17,8 @@ from hookline.captures.pinning import PinnedShare
 
 pytestmark = pytest.mark.gpu
 
-LONG = 300_000_000
-"""Clock cycles that keep a stream busy for more than a tenth of a second."""
+LONG = 1_000_000_000
+"""Clock cycles that keep a stream busy for half a second, also beside other work on the host."""
 
 
 class Overwriting(nn.Module):

