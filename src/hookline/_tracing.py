@@ -6,11 +6,13 @@ Each of these is called while a graph is made, and never when it runs.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import nn
 from torch._functorch import pyfunctorch
 
 _CHECKPOINT = "torch.utils.checkpoint"
@@ -25,8 +27,8 @@ _REGIONS = {
 }
 """By the name of an operator that takes functions, what users call it."""
 
-regions_met: set[str] = set()
-"""The parts of graphs in which values were out of reach, since the process began."""
+regions: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+"""The modules whose values were out of reach, because of what part of a graph they are in."""
 
 
 def settle_when_traced(function: Any) -> Any:
@@ -68,20 +70,21 @@ def find_region() -> str:
 
     A checkpointed region is no such part: there, values are shown in ways that can be repeated.
     """
-    for one in _regions():
-        if one != _CHECKPOINT:
-            regions_met.add(one)
-            return one
-    return ""
+    found = next((one for one in _list_regions() if one != _CHECKPOINT), "")
+    modules = (variable("module") for _, variable in traced_calls()) if found else ()
+    module = next((one for one in modules if isinstance(one, nn.Module)), None)
+    if module is not None:
+        regions[module] = found
+    return found
 
 
 @settle_when_traced
 def is_in_checkpoint() -> bool:
     """Tell whether a checkpointed region is being traced."""
-    return _CHECKPOINT in _regions()
+    return _CHECKPOINT in _list_regions()
 
 
-def _regions() -> Iterator[str]:
+def _list_regions() -> Iterator[str]:
     """Name the operators of whose functions a part is being traced, innermost first."""
     convert = sys.modules.get("torch._dynamo.symbolic_convert")
     translator = None if convert is None else getattr(convert.tls, "current_tx", None)

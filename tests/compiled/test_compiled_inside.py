@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -344,3 +345,40 @@ def test_an_edit_of_what_a_compiled_function_does_is_reported_and_done_eagerly()
     with hl.edit(model, edits, compiled="eager"):
         torch.testing.assert_close(model(x), expected)
     assert not torch.equal(expected, truth)
+
+
+@pytest.mark.parametrize("site", ["/mul", "@z", "first"])
+def test_an_eager_model_is_heard_while_another_thread_compiles(site: str) -> None:
+    """Torch says of the whole process that it compiles, not of a thread."""
+    is_running, is_compiling, may_end = (threading.Event() for _ in range(3))
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            is_running.set()
+            assert is_compiling.wait(60)
+            y = self.first(x)
+            z = y.mul(2)
+            return z
+
+    def wait(graph: Any, _: Any) -> Any:
+        is_compiling.set()
+        assert may_end.wait(60)
+        return graph
+
+    def compile_another() -> None:
+        assert is_running.wait(60)
+        torch.compile(relu_and_one, backend=wait)(torch.ones(3))
+
+    model, x = Slow(), torch.randn(2, 4)
+    other = threading.Thread(target=compile_another)
+    other.start()
+    with hl.capture(model, site) as got:
+        out = model(x)
+        may_end.set()
+    other.join()
+    captured = got[site].output if site == "first" else got[site]
+    torch.testing.assert_close(captured, out / 2 if site == "first" else out)

@@ -15,11 +15,12 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from hookline._errors import UnsupportedModel
 from hookline.addresses.variables import forward_of, forward_place
 from hookline.hooks import operations
+from hookline.hooks.module_hooks import drop_hooks
 from hookline.hooks.refusals import generator_kind, refuse_tracing
 from hookline.hooks.traced_operations import run_traced
 from hookline.hooks.uncompiled import is_left_alone, leave_alone
@@ -105,8 +106,8 @@ class StandIn:
                 self._own = own
                 self._made.clear()
         own = getattr(type(self._module), "forward", None) if self._own is _ABSENT else self._own
-        is_alone = is_left_alone(self._module, own)
-        kind = (*asked, has_end, has_arguments, is_alone)
+        is_uncompiled = is_left_alone(self._module, own)
+        kind = (*asked, has_end, has_arguments, is_uncompiled)
         made = self._made.get(kind)
         if made is None:
             made = self._made[kind] = self._make(*kind)
@@ -172,7 +173,7 @@ class StandIn:
         return replica
 
     def _state(self) -> Any:
-        """Give what a pickle or a copy of the module holds: all but the stand-in."""
+        """Give what a pickle or a copy of the module holds: all but the stand-in and hooks."""
         module = self._module
         state = type(module).__getstate__(module)
         if not isinstance(state, dict) or state.get(self._place) is not self._installed:
@@ -182,7 +183,7 @@ class StandIn:
             del kept[self._place]
         else:
             kept[self._place] = self._own
-        return kept
+        return drop_hooks(kept)
 
     def _is_ours(self) -> bool:
         """Tell whether what is there now is what was there or what was put there."""
@@ -196,7 +197,7 @@ class StandIn:
         has_skips: bool,
         has_end: bool,
         has_arguments: bool,
-        is_alone: bool,
+        is_uncompiled: bool,
     ) -> tuple[Any, Any]:
         module = self._module
         # A function of the class is bound when it is called: to the module, or to its replica.
@@ -226,7 +227,7 @@ class StandIn:
                     f"{error}. Operations need no source: name them as `path/operation`."
                 ) from error
             taps.name(table)
-        if is_alone:
+        if is_uncompiled:
             inner = leave_alone(inner)
         code = getattr(unwrap(inner)[-1], "__code__", None)
         outer: Any = inner
@@ -234,7 +235,7 @@ class StandIn:
             outer = _copy_function(inner)  # there only to be noticed by compiled graphs
         elif not takes_self or has_operations or has_skips or has_arguments:
             outer = self._stand_in(inner, takes_self, has_operations)
-            outer = leave_alone(outer) if is_alone else outer
+            outer = leave_alone(outer) if is_uncompiled else outer
             outer = functools.wraps(getattr(original, "__func__", original))(outer)
             if not takes_self:
                 with contextlib.suppress(TypeError, ValueError):  # what is in C may have none
@@ -247,7 +248,7 @@ class StandIn:
         junction, module, skips = self._junction, self._module, self.skips
 
         def forward(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_dynamo_compiling() or is_exporting():
                 if this is not module or skips:
                     refuse_tracing()
                 return run_traced(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, is_grad_enabled, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from hookline._torch import graph_task_id, run_uncompiled
 from hookline._tracing import find_region
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 LEFT_BEHIND = "hookline.left_behind"
 """What tells the stand-in for a hook in a pickled model from anybody else's hook."""
 
+_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Where torch keeps the hooks of a module's calls."""
+
 
 class ModuleHook:
     """A hook that a copy or a pickle of the model does not carry along."""
@@ -34,6 +44,9 @@ class ModuleHook:
         self.junction = junction
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        copied = memo.get(id(self.junction.module))
+        if isinstance(copied, nn.Module):
+            memo.setdefault(id(self.junction), _Copy(copied))
         return forget_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,16 +58,64 @@ class ModuleHook:
         return f"<hookline {self.junction.sessions()}>"
 
 
+class _Copy:
+    """Clean a copied module when the memo goes that its copying was done with.
+
+    A hook cannot keep itself out of the copy: what stands for it is put there afterwards.
+    """
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __del__(self) -> None:
+        if "_forward_hooks" in self.module.__dict__:  # else it was not copied to the end
+            _remove_forgotten(self.module)
+
+
 def forget_hook(module: nn.Module, *_: Any) -> None:
-    """Stand in for a hook in a copied model: remove itself when first called."""
-    if is_compiling():  # Dynamo cannot follow a hook that goes: what it traced would change
+    """Stand in for a hook in a copied model, where a memo was kept: go when called uncompiled."""
+    # Dynamo cannot follow a hook that goes: what it traced would change.
+    if is_dynamo_compiling() or is_exporting():
         return
+    _remove_forgotten(module)
+
+
+def _remove_forgotten(module: nn.Module) -> None:
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key in [key for key, hook in hooks.items() if hook is forget_hook]:
             del hooks[key]
             module._forward_hooks_with_kwargs.pop(key, None)
             module._forward_hooks_always_called.pop(key, None)
             module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def drop_hooks(state: dict[str, Any]) -> dict[str, Any]:
+    """Give the state of a module as it is without hookline's hooks."""
+    keys = {
+        key
+        for name in ("_forward_hooks", "_forward_pre_hooks")
+        for key, hook in state.get(name, {}).items()
+        if isinstance(hook, ModuleHook)
+    }
+    tables = {
+        name: OrderedDict((key, one) for key, one in state[name].items() if key not in keys)
+        for name in _TABLES
+        if name in state
+    }
+    return {**state, **tables}
+
+
+def is_own(hook: Any) -> bool:
+    """Tell whether a hook is hookline's, or what stands for one in a copy of the model."""
+    return isinstance(hook, ModuleHook) or hook is forget_hook or is_of_pickle(hook)
+
+
+def is_of_pickle(hook: Any) -> bool:
+    """Tell whether a hook is what stands for hookline's in a model that was pickled with it."""
+    left = getattr(hook, "__self__", None)
+    return isinstance(left, nullcontext) and left.enter_result == LEFT_BEHIND
 
 
 class PreHook(ModuleHook):
@@ -66,7 +127,7 @@ class PreHook(ModuleHook):
     ) -> Any:
         if kwargs is None:  # another thread is putting it there, or taking it away
             return None
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return self.junction.traced.enter(args, kwargs)
         junction = self.junction
         solo = junction.plan.solo
@@ -104,14 +165,15 @@ class PostHook(ModuleHook):
 
     @run_uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             # Every step here, and all that is read, is followed and guarded for each module.
             if self.shown is not None and isinstance(given[-1], Tensor) and not find_region():
                 return show_output(given[-1], self.shown, self.asked)
-            return self.junction.traced.leave(args, *given)
         if len(given) == 1:  # another thread is putting it there, or taking it away
             return None
         kwargs, output = given
+        if is_dynamo_compiling() or is_exporting():
+            return self.junction.traced.leave(args, kwargs, output)
         hear = self.hear
         if (
             hear is not None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.autograd import Function
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from hookline import _trees
@@ -107,7 +107,7 @@ class _OperationMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if is_compiling():  # something compiled is called, whose graph knows nothing of this mode
+        if is_dynamo_compiling():  # what is called is compiled, and its graph knows no modes
             return func(*args, **kwargs) if kwargs else func(*args)
         running = self.running[-1]
         if func in running.passed:  # nearly always

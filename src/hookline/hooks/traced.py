@@ -168,7 +168,7 @@ class Traced:
         "inside",
         "is_quiet",
         "is_ready",
-        "is_watched",
+        "may_miss",
         "outputs",
         "rest_name",
         "shown",
@@ -214,9 +214,7 @@ class Traced:
             )
         self.way_in: Way = way_in
         """How gradients of what comes in are heard of."""
-        self.is_watched = inside is None and all(
-            getattr(one, "is_passing", False) for one in (*inputs, *outputs)
-        )
+        self.may_miss = inside is None and all(one.is_passing for one in (*inputs, *outputs))
         """Whether all that is asked is only looked at, so that a value may be missed."""
         self.is_quiet = self.is_ready and inside is None and not (beginning or inputs)
         """Whether nothing is asked before it returns."""
@@ -234,10 +232,10 @@ class Traced:
     def is_out_of_reach(self) -> bool:
         """Tell whether values are passed over here; raise where they must not be missed."""
         region = find_region()
-        if region and not self.is_watched:
+        if region and not self.may_miss:
             raise UnsupportedModel(
                 f"a value inside {region} cannot be reached in a graph that torch.compile made. "
-                f"{EAGERLY}"
+                f'{EAGERLY}, or by torch.compiler.set_stance("force_eager")'
             )
         return bool(region)
 
@@ -280,6 +278,7 @@ class Traced:
 
     def look_inside(self) -> Any:
         """Give what is asked inside the forward."""
+        self.is_out_of_reach()
         self.get_ready()
         return self.inside
 

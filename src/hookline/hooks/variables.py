@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from hookline._errors import EditError
 from hookline._torch import (
@@ -267,7 +267,7 @@ class Taps:
     @run_uncompiled
     def enter(self) -> Callable[[int, Any], Any]:
         """Begin a function that is no method."""
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             inside = self.junction.traced.look_inside()
             frame = inside.enter_callee()
             return TracedScope(inside, frame, self.names, prefixes=self.prefixes).assign
@@ -303,7 +303,7 @@ class Taps:
         is_handed: bool = False,
     ) -> Any:
         """Give the function to call in place of another one of which something is asked."""
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             traced: Any = scope
             prefixes = prefix_names(callee, name, traced.__self__.prefixes)
             return self.junction.callees.find_ready(callee, prefixes)
@@ -317,7 +317,7 @@ class Taps:
     @run_uncompiled
     def again(self, callee: Any) -> Any:
         """Give the function to call where one calls itself."""
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return self.junction.callees.find_ready(callee, self.prefixes)
         return self.junction.callees.replace(callee, self.prefixes)
 
@@ -353,7 +353,7 @@ class ForwardTaps(Taps):
     def begin(self, this: Any) -> tuple[Any, Callable[[int, Any], Any]]:
         junction = self.junction
         quick = junction.quick
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return this, self._begin_traced(this)
         is_plain = this is self.module and graph_task_id() == -1 and not is_functorch_active()
         if quick is not None and is_plain:
@@ -408,7 +408,7 @@ class ForwardTaps(Taps):
 
     @run_uncompiled
     def enter(self) -> Callable[[int, Any], Any]:
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return self._begin_traced(self.module)
         frame = self._find(self.module, sys._getframe(1))
         if not frame.visits:
@@ -430,7 +430,7 @@ class ForwardTaps(Taps):
     @run_uncompiled
     def end(self, scope: Callable[[int, Any], Any]) -> None:
         inner = scope.__self__  # type: ignore[attr-defined]
-        if is_compiling():
+        if is_dynamo_compiling() or is_exporting():
             inner.end()
             return
         if type(inner) is Scope and inner.frame.depth:

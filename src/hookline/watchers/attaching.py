@@ -9,7 +9,7 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from hookline._errors import NoSuchSite, UnsupportedModel
-from hookline._tracing import regions_met
+from hookline._tracing import regions
 from hookline.addresses import Selector, Site, resolve
 from hookline.addresses.variables import has_forward
 from hookline.hooks.functions import check_leaf
@@ -227,20 +227,33 @@ class Attachment:
 
     def unheard(self) -> list[str]:
         """Name the sites where nothing has been measured, and those that are not there any more."""
-        never = [one.address for one in self.listeners if not one.has_measured]
+        never = [one for one in self.listeners if not one.has_measured]
         notes = [f"`{name}` is not listened at: {why}" for name, why in self.left_out.items()]
-        if never and len(never) < len(self.listeners):
-            inside = f" (or only inside {', '.join(sorted(regions_met))})" if regions_met else ""
-            notes.append(f"never ran while it was watched{inside}: {_list(never)}")
+        for region, hidden in self._hidden().items():
+            notes.append(f"a compiled graph shows nothing of what is inside {region}: {hidden}")
+        others = [one.address for one in never if one.station.module not in regions]
+        if others and len(never) < len(self.listeners):
+            notes.append(f"never ran while it was watched: {_list(others)}")
         moved = self._find_moved()
         if moved:
             notes.append(f"another module is there now, which is not watched: {_list(moved)}")
         return notes
 
+    def _hidden(self) -> dict[str, str]:
+        """Name the sites of which a compiled graph shows nothing, by what they are inside of."""
+        found: dict[str, list[str]] = {}
+        for one in self.listeners:
+            region = regions.get(one.station.module)
+            if region is not None and not one.has_measured:
+                found.setdefault(region, []).append(one.address)
+        return {region: _list(addresses) for region, addresses in found.items()}
+
     def explain_silence(self) -> str:
         """Say why no value has been measured at any site; empty where some has."""
         if not self.listeners or any(one.has_measured for one in self.listeners):
             return ""
+        if self._hidden():
+            return ""  # which is noted
         heard = "call" if self._options.with_inference else "call with grad"
         why = f"nothing was measured at any site: no {heard} was heard of in a watched step"
         if not self._options.with_inference:
