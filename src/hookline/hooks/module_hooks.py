@@ -165,14 +165,15 @@ class PostHook(ModuleHook):
 
     @run_uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *given: Any) -> Any:
-        if is_dynamo_compiling() or is_exporting():
-            # Every step here, and all that is read, is followed and guarded for each module.
-            if self.shown is not None and isinstance(given[-1], Tensor) and not find_region():
-                return show_output(given[-1], self.shown, self.asked)
+        is_traced = is_dynamo_compiling() or is_exporting()
+        # What is done here, and all that is read, is followed and guarded for each module.
+        shown = self.shown if is_traced else None
+        if shown is not None and isinstance(given[-1], Tensor) and not find_region():
+            return show_output(given[-1], shown, self.asked)
         if len(given) == 1:  # another thread is putting it there, or taking it away
             return None
         kwargs, output = given
-        if is_dynamo_compiling() or is_exporting():
+        if is_traced:
             return self.junction.traced.leave(args, kwargs, output)
         hear = self.hear
         if (
