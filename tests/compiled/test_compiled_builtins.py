@@ -142,7 +142,7 @@ def _check_same(name: str, look: Callable[..., Any], backend: str) -> None:
     seen, others, model = _train(make, look, backend)
     assert graphs in (alone, None)
     assert seen == alone
-    assert all(map(torch.equal, others, bits))
+    assert all(torch.equal(one, other) for one, other in zip(others, bits, strict=True))
     for one, other in zip(model.modules(), plain.modules(), strict=True):
         assert vars(one).keys() == vars(other).keys()
 
@@ -161,6 +161,7 @@ def test_looking_inside_makes_no_graph_either(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("name", ["sequential", "one layer", "encoder", "with blocks"])
 def test_inductor_gives_the_same_bits(name: str) -> None:
+    """Of all but the last it makes no graph, which is what gives the same bits."""
     _check_same(name, WAYS["watch"], "inductor")
 
 
@@ -207,6 +208,40 @@ def test_module_is_copied_and_pickled_without_a_trace() -> None:
     for one in copies:
         assert torch.equal(one(x), model(x))
         assert not any("forward" in vars(part) for part in one.modules())
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copy_made_while_a_session_is_open_is_left_uncompiled(how: str) -> None:
+    torch._dynamo.reset()
+    counter, x = CompileCounterWithBackend("aot_eager"), torch.randn(4, 6)
+    model = _sequential(counter)
+    with hl.capture(model, "**"):
+        copied = COPIES[how](model)
+    assert list(hl.inventory(copied)) == []
+    copied.compile(backend=counter)
+    for look in (_plain, WAYS["gradients"], _plain):
+        with look(copied):
+            copied(x)
+    assert counter.frame_count == 0
+
+
+def test_what_a_pickle_leaves_behind_does_not_have_it_compiled_in_a_session() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(6, 6))
+    with hl.capture(model, "**"):  # nothing is compiled yet
+        loaded = pickle.loads(pickle.dumps(model))
+    assert len(hl.inventory(loaded)) == 2
+    counter = CompileCounterWithBackend("aot_eager")
+    loaded.compile(backend=counter)
+    with hl.capture(loaded, "**@input"):
+        loaded(torch.randn(4, 6))
+    assert counter.frame_count == 0
 
 
 def test_inside_a_graph_they_are_compiled_as_ever() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,6 +141,16 @@ def test_copy_and_pickle_of_a_hooked_model_have_no_hooks() -> None:
         for one in copies:
             assert same(one(x), net(x))
         assert len(seen) == 2 * 4
+
+
+def test_copy_is_clean_at_once() -> None:
+    net = Net()
+    with hl.hook(net, "**", nothing):
+        assert is_clean(copy.deepcopy(net))
+        assert is_clean(copy.deepcopy({"model": [net]})["model"][0])
+        net.lock = threading.Lock()  # cannot be copied
+        with pytest.raises(TypeError, match="lock"):
+            copy.deepcopy(net)
 
 
 def test_module_swapped_after_attaching_is_reported() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.variables import forward_of
 from hookline.hooks.forwards import StandIn
 from hookline.hooks.junctions import Junction
-from hookline.hooks.module_hooks import LEFT_BEHIND, ModuleHook, forget_hook
+from hookline.hooks.module_hooks import ModuleHook, forget_hook, is_of_pickle
 from hookline.hooks.origins import find_origin
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
@@ -178,8 +177,8 @@ def _hookline_row(where: str, hook: Any) -> _Row | None:
     if isinstance(hook, ModuleHook):
         return _junction_row(where, hook.junction)
     if hook is forget_hook:
-        return _Row(where, _LEFTOVER, "of a copy; goes at the first call", "", _HOOKLINE)
-    if _is_of_pickle(hook):
+        return _Row(where, _LEFTOVER, "of a copy; goes at the first uncompiled call", "", _HOOKLINE)
+    if is_of_pickle(hook):
         return _Row(where, _LEFTOVER, "of a pickle; does nothing", "", _HOOKLINE)
     if isinstance(hook, MethodType) and isinstance(hook.__self__, ParameterListener):
         listener = hook.__self__
@@ -188,11 +187,6 @@ def _hookline_row(where: str, hook: Any) -> _Row | None:
     if isinstance(hook, MethodType) and isinstance(hook.__self__, Session):  # on every module
         return _Row(where, _HOOKLINE, hook.__self__.purpose, "", _HOOKLINE)
     return None
-
-
-def _is_of_pickle(hook: Any) -> bool:
-    left = getattr(hook, "__self__", None)
-    return isinstance(left, nullcontext) and left.enter_result == LEFT_BEHIND
 
 
 def _junction_row(where: str, junction: Junction) -> _Row:

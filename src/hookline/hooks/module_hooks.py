@@ -45,8 +45,8 @@ class ModuleHook:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         copied = memo.get(id(self.junction.module))
-        if isinstance(copied, nn.Module):
-            memo.setdefault(id(self.junction), _Copy(copied))
+        if isinstance(copied, nn.Module) and id(self.junction) not in memo:
+            memo[id(self.junction)] = _Copy(copied)
         return forget_hook
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class _Copy:
         self.module = module
 
     def __del__(self) -> None:
-        if "_forward_hooks" in self.module.__dict__:  # else it was not copied to the end
+        if self.module.__dict__.keys() >= set(_TABLES):  # else the copying has failed
             _remove_forgotten(self.module)
 
 

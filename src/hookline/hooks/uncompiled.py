@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from hookline._torch import is_compiled_if_hooked, is_run_uncompiled, mark_uncompiled
-from hookline.hooks.module_hooks import ModuleHook
+from hookline.hooks.module_hooks import is_own
 from hookline.sources.unwrapping import copy_function
 
 
@@ -28,8 +28,7 @@ def is_left_alone(module: nn.Module, forward: Any) -> bool:
     if not is_run_uncompiled(function.__code__):
         return False
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    has_others = not all(isinstance(one, ModuleHook) for one in hooks)
-    return not (has_others and is_compiled_if_hooked(module))
+    return all(map(is_own, hooks)) or not is_compiled_if_hooked(module)
 
 
 def leave_alone(function: Any) -> Any:
