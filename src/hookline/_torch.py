@@ -333,7 +333,11 @@ def _is_skipped(code: CodeType, _file: str) -> bool:  # equal code may be from a
 
 
 def is_compiled_if_hooked(module: nn.Module) -> bool:
-    """Tell whether it takes such a forward of a module all the same, once that has hooks."""
+    """Tell whether hooks on a module have the compiler take a forward that it else leaves alone.
+
+    It leaves alone what is in torch's own files, but not the modules of `torch.nn` and `torch.ao`
+    that have hooks.
+    """
     return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
 
 
@@ -417,6 +421,15 @@ def list_spent_codes() -> list[CodeType]:
     most = min(convert.config.recompile_limit, convert.config.accumulated_recompile_limit)
     codes = [code for seen in tuple(convert.input_codes.seen) if (code := seen()) is not None]
     return [one for one in codes if len(eval_frame._debug_get_cache_entry_list(one)) >= most]
+
+
+def describe_guards(code: CodeType) -> str:
+    """Write out what the latest graph of a function asks for: the types it met, by identity, too.
+
+    Long where it calls a large model.
+    """
+    entries = eval_frame._debug_get_cache_entry_list(code)
+    return str(entries[0].guard_manager) if entries else ""
 
 
 def list_compiled_codes(module: nn.Module) -> list[CodeType]:

@@ -211,6 +211,21 @@ def test_a_limit_that_another_model_reaches_meanwhile_is_not_noted() -> None:
     assert LIMIT not in str(got.report())
 
 
+@torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False)
+def test_a_limit_of_a_function_that_does_not_call_the_model_is_soon_forgotten() -> None:
+    torch._dynamo.reset()
+    model = torch.compile(Stack(1), backend="aot_eager")
+    function = torch.compile(lambda x: x.cos(), backend="aot_eager")
+    noted = []
+    for sizes in ((2, 3, 4), (5,), ()):
+        with hl.capture(model, "blocks.0.act") as got:
+            model(torch.randn(2, 6))
+            for size in sizes:
+                function(torch.randn(size))
+        noted.append(LIMIT in str(got.report()))
+    assert noted == [True, False, False]  # while it happens, it may be a function that calls it
+
+
 def test_a_gradient_that_would_not_be_whole_is_not_given() -> None:
     """What a graph makes of one of its outputs for another is not heard of outside."""
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from hookline._torch import (
     count_recompile_limits,
+    describe_guards,
     is_compiled,
     list_compiled_codes,
     list_graph_breaks,
@@ -25,10 +26,11 @@ _LIMIT = (
     "torch._dynamo.config.recompile_limit says how many there may be"
 )
 
-_limited: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-"""The models that were listened at when the compiler gave up on a function, by identity.
+_callers: weakref.WeakKeyDictionary[CodeType, weakref.WeakValueDictionary[int, nn.Module]]
+_callers = weakref.WeakKeyDictionary()
+"""The functions that the compiler gave up on, with the models that run in them, by identity.
 
-That may be a function that calls them, of which nothing else says that it does.
+Known of those that it gave up on while the model was listened at.
 """
 
 
@@ -49,10 +51,11 @@ class CompilerNotes:
         models = [one for known in self._models if (one := known()) is not None]
         if limits > self._limits and self._may_be_ours(models, spent):
             self._has_reached_limit = True
-            _limited.update({id(one): one for one in map(unwrap, models)})
+            self._remember_callers(models, spent)
         self._limits = limits
         if spent and not self._has_reached_limit:
-            self._has_reached_limit = any(id(unwrap(one)) in _limited for one in models) or any(
+            called = {one for code in spent for one in _callers.get(code, ())}
+            self._has_reached_limit = any(id(unwrap(one)) in called for one in models) or any(
                 code in spent
                 for model in models
                 for module in model.modules()
@@ -79,13 +82,22 @@ class CompilerNotes:
             )
         return [*notes, *self.list_limits()]
 
+    @staticmethod
+    def _remember_callers(models: Iterable[nn.Module], spent: Iterable[CodeType]) -> None:
+        for code in spent:
+            guards = describe_guards(code) if code.co_name != "forward" else ""
+            known = _callers.setdefault(code, weakref.WeakValueDictionary())
+            for model in models:
+                inner = unwrap(model)
+                if code in _list_own(model) or str(id(type(inner))) in guards:
+                    known[id(inner)] = inner
+
     def _may_be_ours(self, models: Iterable[nn.Module], spent: Iterable[CodeType]) -> bool:
         """Tell whether the compiler gave up on something else than forwards of other models."""
         new = [code for code in spent if code not in self._spent]
-        own = {
-            code
-            for model in models
-            for module in model.modules()
-            for code in list_compiled_codes(module)
-        }
+        own = set().union(*map(_list_own, models))
         return not new or any(code in own or code.co_name != "forward" for code in new)
+
+
+def _list_own(model: nn.Module) -> set[CodeType]:
+    return {code for module in model.modules() for code in list_compiled_codes(module)}
