@@ -35,13 +35,37 @@ class Opaque:
         return f"<{self.type_name}: not kept>"
 
 
-def name_key(key: object, keys: Container[object]) -> Key:
+NO_KEY = ...
+"""What `plain_key` gives for a key that equals nothing plain."""
+
+
+def plain_key(key: Any) -> Any:
+    """Give the text, number, True, False, None or tuple of these that a key of a dict equals.
+
+    The compiler follows this, and `name_key`, where it traces a dict with such a key.
+    """
+    kind = type(key)
+    if key is None or kind is str or kind is int or kind is bool:
+        return key
+    if kind is float:
+        return key if key - key == 0 else NO_KEY  # an infinite one and NaN have no spelling
+    if kind is tuple:
+        parts = [plain_key(one) for one in key]
+        return NO_KEY if NO_KEY in parts else tuple(parts)
+    if not isinstance(key, (str, int)):
+        return NO_KEY
+    plain = "" + key if isinstance(key, str) else 0 + key
+    return plain if plain == key else NO_KEY
+
+
+def name_key(key: Any, keys: Container[object]) -> Key:
     """Give the name of an item of a dict in a path; `keys` are all keys of that dict."""
-    if isinstance(key, str):
-        return str.__str__(key)  # a member of an enumeration is named as the text that it equals
-    if isinstance(key, int) and not isinstance(key, bool):
-        return int(key)
-    name = repr(key)
+    if type(key) is str or type(key) is int:
+        return key
+    plain = plain_key(key)
+    if type(plain) is str or type(plain) is int:
+        return plain
+    name = repr(key if plain is NO_KEY else plain)
     return f"<{name}>" if name in keys else name
 
 

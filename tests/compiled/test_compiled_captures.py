@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch._dynamo
 from blocks import WAYS, Stack, assert_same, count, run_eagerly
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 
@@ -264,3 +269,39 @@ def test_a_model_on_the_meta_device_is_heard_as_an_eager_one(backend: str) -> No
     with hl.watch(model, None, rules=False) as watcher:
         compiled(x).sum().backward()
     assert any(one.startswith("`blocks.0.wide:output`: A tensor on") for one in watcher.notes)
+
+
+CONTAINERS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any]] = {
+    "tuple": (lambda a, b: (a, b), (2, 3)),
+    "list": (lambda a, b: [a, b], (2, 3)),
+    "nested": (lambda a, b: (a, {"a": b}), (2, {"a": 3})),
+    "dict": (lambda a, b: {"a": a, 0: (b,)}, {"a": 2, 0: (3,)}),
+    "numbered dict": (lambda a, b: {1: a, 2: b}, {1: 2, 2: 3}),
+}
+"""What a module makes of two tensors, and what that is known as in a checkpointed region."""
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_nested_values_of_a_checkpointed_region_are_tuples_and_dicts(
+    kind: str, grads: bool
+) -> None:
+    make, known = CONTAINERS[kind]
+
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return make(x * 2, x * 3)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model, x = Outer(), torch.randn(2, 4, requires_grad=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with hl.capture(model, "inner", grads=grads) as got:
+        sum(one.sum() for one in tree_leaves(compiled(x))).backward()
+    assert tree_map(lambda one: (one / x).mean().round().item(), got["inner"].output) == known

@@ -37,9 +37,12 @@ def put_structure(record: VisitRecord, port: str, root: Path, text: str, *, aske
 
 
 def _grow(tree: Any, path: Path, item: Any) -> Any:
-    """Give a tree with one more item: by name, until it is known what the whole is made of."""
+    """Give a tree with one more item: by name, until it is known what the whole is made of.
+
+    In a checkpointed region nobody tells: what is numbered from 0 on is a tuple there.
+    """
     if not path:
         return item
-    named = dict(tree or {})
+    named = dict(enumerate(tree) if isinstance(tree, tuple) else tree or {})
     named[path[0]] = _grow(named.get(path[0]), path[1:], item)
-    return named
+    return tuple(named.values()) if list(named) == list(range(len(named))) else named

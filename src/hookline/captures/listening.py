@@ -28,7 +28,7 @@ from hookline.hooks.hearing import FAULT, MISSING, REASON, SHAPE, Ear
 from hookline.hooks.hearing import Place as Delivered
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.sessions import Session
-from hookline.hooks.structures import imagine, unwritten, unwritten_key
+from hookline.hooks.structures import imagine, refuse_unwritten, unwritten_key
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.variables import log_value
 from hookline.hooks.visits import At, Call, Listener, LogEntry, Station, Visit, describe
@@ -342,8 +342,8 @@ class CaptureListener(Listener):
         if what == FAULT:
             raise unwritten_key(text, describe(visit, self.address))
         if what == MISSING:
-            for key in unwritten(text) if self.is_exact else ():
-                raise unwritten_key(key, describe(visit, self.address))
+            if self.is_exact:
+                refuse_unwritten(text, describe(visit, self.address))
             self.no_leaf(visit, imagine(text))
         elif what == REASON:
             self.no_gradient(visit, place.port, place.leaf, text)

@@ -33,7 +33,7 @@ from hookline.hooks.hearing import (
 )
 from hookline.hooks.nested import Silent, Walk, get, tensors
 from hookline.hooks.operators import Way, announce, hook_gradient, note_change
-from hookline.hooks.structures import imagine, unwritten, unwritten_key
+from hookline.hooks.structures import imagine, refuse_unwritten
 from hookline.hooks.visits import describe
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class EditEar(Ear):
             return None
         if place.port == MISSING:
             text, _ = read_about(place)
-            for key in unwritten(text):
-                raise unwritten_key(key, describe(visit, listener.address))
+            refuse_unwritten(text, describe(visit, listener.address))
             listener.no_leaf(visit, imagine(text))
         elif place.port == FAULT:
             text, about = read_about(place)

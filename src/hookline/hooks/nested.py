@@ -7,14 +7,16 @@ What a value is made of is written down as text while it is traced, and read aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from hookline.hooks.hearing import write_step
-from hookline.hooks.operators import Way
+from hookline._trees import NO_KEY, name_key, plain_key
+from hookline.hooks.hearing import FAULT, write_about, write_step
+from hookline.hooks.operators import Way, announce
 
 TENSOR = "'T'"
 """How a tensor is written."""
@@ -69,9 +71,7 @@ class Walk:
         if items is None or index < 0:
             return value, "", place
         key, item = items[index]
-        if type(key) is not str and type(key) is not int:
-            key = _name(key, items)
-        new, text, found = self.go(item, leaf[1:], write_step(place, key))
+        new, text, found = self.go(item, leaf[1:], write_step(place, name_item(key, items)))
         if not text:
             return value, text, found
         changed = [one for _, one in items]
@@ -88,17 +88,15 @@ class Walk:
         texts = []
         changed = []
         for key, item in items:
-            name = key
-            if type(key) is not str and type(key) is not int:
-                name = _name(key, items)
-                if not _is_plain(key):
-                    self.unwritten = str(name)
-                    if self.ear.is_passing:
-                        changed.append(item)
-                        continue
-            new, text = self.tell(item, write_step(place, name))
+            if type(key) is list:
+                self.unwritten = key[0]
+                if self.ear.is_passing:
+                    announce(self.ear.key, write_about(FAULT, place, key[0]))
+                    changed.append(item)
+                    continue
+            new, text = self.tell(item, write_step(place, name_item(key, items)))
             changed.append(new)
-            texts.append("(" + _write_key(key, items) + "," + text + ")")
+            texts.append("(" + _write_key(key) + "," + text + ")")
         text = "(" + _write_kind(value) + ",(" + "".join([one + "," for one in texts]) + "))"
         return self._rebuild(value, items, changed), text
 
@@ -129,7 +127,7 @@ class Walk:
         if self.is_copying:
             value = _copy(value)
         if isinstance(value, dict):
-            for (key, _), item in zip(items, changed, strict=True):
+            for key, item in zip(list(value), changed, strict=True):
                 value[key] = item
             return value
         for (name, _), item in zip(items, changed, strict=True):
@@ -154,7 +152,10 @@ def _copy(value: Any) -> Any:
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
-    """List the items of a container with their keys; None for anything else."""
+    """List the items of a container with their keys; None for anything else.
+
+    A key of a dict is the plain one that it equals; where there is none, a list with a name for it.
+    """
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         if names is None:
@@ -163,7 +164,8 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, list):
         return list(enumerate(value))
     if isinstance(value, dict):
-        return list(value.items())
+        found = enumerate(value.items())
+        return [(_plain_or_named(key, index), item) for index, (key, item) in found]
     if isinstance(value, SimpleNamespace):
         return list(vars(value).items())
     fields = getattr(value, "__dataclass_fields__", None)
@@ -172,11 +174,37 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     return [(name, getattr(value, name)) for name in list(fields)]
 
 
+def _plain_or_named(key: Any, index: int) -> Any:
+    if type(key) is int or (type(key) is str and key.isprintable()):  # nearly always
+        return key
+    plain = plain_key(key)
+    if plain is NO_KEY:
+        name = "." + key.name if isinstance(key, Enum) else " " + str(index)
+        return ["<" + type(key).__qualname__ + name + ">"]
+    if type(plain) is str and not _is_writable(plain):
+        return [repr(plain)]
+    return plain
+
+
+def _is_writable(text: str) -> bool:
+    """Tell whether a text can be part of a place, and be given to an operator."""
+    return not any(one in "\0\x1d\x1e\x1f" or "\ud800" <= one <= "\udfff" for one in text)
+
+
+def name_item(key: Any, items: Sequence[tuple[Any, Any]]) -> str | int:
+    """Give the name in a path of an item with this key, of these with theirs."""
+    if type(key) is str or type(key) is int:
+        return key
+    if type(key) is list:
+        name: str = key[0]
+        return name
+    return name_key(key, [other for other, _ in items])
+
+
 def _find(items: list[tuple[Any, Any]], wanted: str | int) -> int:
     for index, (key, _) in enumerate(items):
-        if type(key) is not str and type(key) is not int:
-            key = _name(key, items)
-        if isinstance(key, str) == isinstance(wanted, str) and key == wanted:
+        name = name_item(key, items)
+        if isinstance(name, str) == isinstance(wanted, str) and name == wanted:
             return index
     if isinstance(wanted, int) and -len(items) <= wanted < len(items):
         return wanted % len(items)
@@ -232,60 +260,10 @@ def _write_kind(value: Any) -> str:
     return _quote(kind.__module__ + ":" + kind.__qualname__)
 
 
-def _write_key(key: Any, items: list[tuple[Any, Any]]) -> str:
+def _write_key(key: Any) -> str:
     if type(key) is str:
         return _quote(key)
-    if type(key) is int:
-        return str(key)
-    # No key of a dict is a list.
-    return _write_odd(key) if _is_plain(key) else "[" + _quote(str(_name(key, items))) + "]"
-
-
-def _write_odd(key: Any) -> str:
-    if isinstance(key, Enum):
-        key = key.value
-    if isinstance(key, str):
-        return _quote(key)
-    if type(key) is tuple:
-        return "(" + "".join([_write_odd(one) + "," for one in key]) + ")"
-    return repr(key)
-
-
-def _is_plain(key: Any) -> bool:
-    """Tell whether a key can be written so that it reads back as one that is equal."""
-    if key is None or type(key) is str or type(key) is int or type(key) is bool:
-        return True
-    if type(key) is float:
-        return key - key == 0  # neither infinite nor NaN
-    if type(key) is tuple:
-        return all(_is_plain(one) for one in key)
-    return _is_alike(key)
-
-
-def _is_alike(key: Any) -> bool:
-    """Tell whether a key is a member of an enumeration that equals a text or a number."""
-    return isinstance(key, Enum) and isinstance(key, (str, int))
-
-
-def _name(key: Any, items: list[tuple[Any, Any]]) -> str | int:
-    """Name an item whose key is no plain text or number, as `hookline._trees` does.
-
-    A key that cannot be written is named by its class.
-    """
-    if _is_alike(key):
-        alike: str | int = key.value
-        return alike
-    if not _is_plain(key):
-        if isinstance(key, Enum):
-            return "<" + type(key).__qualname__ + "." + key.name + ">"
-        for index, (other, _) in enumerate(items):
-            if other is key:
-                return "<" + type(key).__qualname__ + " " + str(index) + ">"
-    name = repr(key)
-    for other, _ in items:
-        if type(other) is str and other == name:
-            return "<" + name + ">"
-    return name
+    return str(key) if type(key) is int else repr(key)
 
 
 def _quote(text: str) -> str:

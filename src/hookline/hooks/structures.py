@@ -14,8 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._trees import Key, Opaque, Path, name_key
-from hookline.hooks.nested import DICT
+from hookline._trees import Key, Opaque, Path
+from hookline.hooks.nested import DICT, name_item
+
+PLAIN_KEYS = (
+    "Inside a graph that torch.compile made the keys of a dict can be texts without control "
+    "characters, numbers, True, False, None and tuples of these"
+)
 
 Find = Callable[[Path], Any]
 """What gives the item at a path."""
@@ -46,16 +51,17 @@ def links(text: str) -> dict[Path, Path]:
     return found
 
 
-def unwritten(text: str) -> list[str]:
-    """List the keys that could not be written."""
-    return list(_find_unwritten(_read(text)))
+def refuse_unwritten(text: str, where: str) -> None:
+    """Raise where a key could not be written."""
+    key = next(_find_unwritten(_read(text)), None)
+    if key is not None:
+        raise unwritten_key(key, where)
 
 
 def unwritten_key(key: str, where: str) -> UnsupportedModel:
     """Make the error for a key that could not be written."""
     return UnsupportedModel(
-        f"{where}: it has the key {key}. Inside a graph that torch.compile made the keys of a dict "
-        "can be texts, numbers, True, False, None and tuples of these. "
+        f"{where}: it has the key {key}. {PLAIN_KEYS}. "
         'Ask for the model to be run eagerly: compiled="eager"'
     )
 
@@ -101,12 +107,9 @@ def _build(node: Any, find: Find, path: Path, met: list[Any]) -> Any:
 
 def _named(items: Any) -> Iterator[tuple[Any, Key, Any]]:
     """Yield the key of each item, its name in a path, and the item."""
-    keys = [key for key, _ in items]
     for key, item in items:
-        if isinstance(key, list):  # one that could not be written: its name alone
-            yield key[0], key[0], item
-        else:
-            yield key, name_key(key, keys), item
+        name = name_item(key, items)
+        yield (name if isinstance(key, list) else key), name, item
 
 
 def _make(kind: str, items: dict[Any, Any]) -> Any:

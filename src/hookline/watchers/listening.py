@@ -19,6 +19,7 @@ from hookline.hooks.arguments import bind
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.hearing import Place
 from hookline.hooks.sessions import Session
+from hookline.hooks.structures import PLAIN_KEYS
 from hookline.hooks.traced import TracedEar
 from hookline.hooks.visits import LightEar, Listener, Station, Visit
 from hookline.runs import SiteFacts
@@ -260,6 +261,14 @@ class WatchListener(Listener):
             address = format_place(
                 escape(self._name(self.station.path)), port, leaf or (), is_grad=True
             )
+            self.recorder.unmeasured.setdefault(address, why)
+
+    def no_key(self, key: str, place: Place) -> None:
+        """Learn that a dict in a compiled graph has a key whose tensors cannot be told of."""
+        if self.is_due and self.recorder.is_on and self.session.is_open:
+            name = escape(self._name(self.station.path))
+            address = format_place(name, place.port, place.leaf)
+            why = f"what has the key {key} is not measured. {PLAIN_KEYS}"
             self.recorder.unmeasured.setdefault(address, why)
 
     def _hears(self, visit: Visit) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline._torch import graph_task_id
-from hookline.hooks.hearing import Ear, Gradient, Place, Ready
+from hookline.hooks.hearing import FAULT, Ear, Gradient, Place, Ready, read_about
 
 if TYPE_CHECKING:
     from hookline.watchers.listening import WatchListener
@@ -62,6 +62,10 @@ class WatchEar(Ear):
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         # Inside a checkpoint that is compiled, values may come while the backward computes them.
         listener = self.listener
+        if place.port == FAULT:
+            key, where = read_about(place)
+            listener.no_key(key, where)
+            return None
         if listener.values:
             self.hear(tensor, place)
         if not listener.gradients:
