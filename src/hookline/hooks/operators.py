@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hookline._errors import UnsupportedModel
 from hookline._torch import (
@@ -122,6 +123,10 @@ def _make_library() -> Any:
         torch.library.register_fake(f"hookline::{name}", fake, lib=library)
     for name in ("pass_by", "pass_all", "hand_over", "hand_back", "note"):
         register_effectful(getattr(torch.ops.hookline, name).default)
+    for name, rule in (("pass_by", _pass_fakes), ("look", _look_at_fake)):
+        torch.library.register_torch_dispatch(
+            f"hookline::{name}", FakeTensorMode, rule, lib=library
+        )
     return library
 
 
@@ -135,6 +140,21 @@ def _no_ticket(*_: Any) -> Tensor:
 
 def _copy(value: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(value)
+
+
+# A model's values go through these several times while it is compiled, and torch keeps the answers
+# of its own operators alone.
+
+
+def _pass_fakes(mode: Any, called: Any, types: Any, args: Any, kwargs: Any) -> None:
+    """Answer for a value without content; torch would take thirty times as long."""
+    if not isinstance(args[1], FakeTensor):
+        mode.__torch_dispatch__(called, types, args, kwargs)
+
+
+def _look_at_fake(mode: Any, called: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Answer as torch does for a copy."""
+    return mode.__torch_dispatch__(torch.ops.aten.clone.default, types, args, kwargs or {})
 
 
 def _run_on_meta(run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
