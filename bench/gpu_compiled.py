@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, also without a GPU")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10, help="steps in a row in a round; tens")
+    parser.add_argument("--compilings", type=int, default=1, help="how often it is compiled")
     parser.add_argument(
         "--deterministic", action="store_true", help="so that more than the first loss compares"
     )
@@ -79,7 +80,7 @@ def main() -> None:
         parser.error("there is no GPU here; --tiny runs without one")
     torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
     print(f"{name_device(device)}, torch {torch.__version__}\n")
-    warm_up()
+    warm_up(device)
     for mode in options.only or MODES[:3]:
         try:
             print(measure_mode(mode, device, options).markdown(), end="\n\n", flush=True)
@@ -98,7 +99,7 @@ def measure_mode(mode: str, device: str, options: argparse.Namespace) -> Table:
     training = Training(size, device=device, dtype=torch.bfloat16, make_model=make_model)
     ways = choose_ways(mode, options.ways)
     compile_model(training, mode)
-    plain, watched = compare_compiling(training, [ways[0], ways[2]])
+    plain, watched = compare_compiling(training, [ways[0], ways[2]], options.compilings)
     stopwatch = Stopwatch(device)
     measure = functools.partial(time_steps, stopwatch=stopwatch, steps=options.steps)
     figures, graphs = take_turns(training, ways, rounds=options.rounds, measure=measure)
