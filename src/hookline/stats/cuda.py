@@ -24,7 +24,7 @@ from hookline._torch import (
     raw_cuda_stream,
 )
 from hookline.stats import kernels, update_kernels
-from hookline.stats.arriving import CudaStep, CudaTaken
+from hookline.stats.arriving import PARTIAL_WIDTH, CudaStep, CudaTaken
 from hookline.stats.cuda_extras import ExtraKernels
 from hookline.stats.launching import Launcher
 from hookline.stats.logs import Extras, Taken, Update
@@ -99,18 +99,27 @@ class CudaLog:
             Launcher.is_quick = self._try_short_way()
 
     def _try_short_way(self) -> bool:
-        """Compare the two ways to launch: the short one stands on how Triton is made inside."""
-        sample = torch.arange(5, dtype=torch.float32, device=self._device)
-        try:
-            for is_quick in (None, True):
-                Launcher.is_quick = is_quick
-                self.add(sample)
-            usual, short = self.take().wait().rows
-        except (AttributeError, TypeError):
-            self._slots.used = 0
-            self._slots.programs.zero_()
-            return False
-        return bool((usual == short).all())
+        """Compare the two ways to launch: the short one stands on how Triton is made inside.
+
+        With the kernel that merges rows, because whatever is measured needs that one.
+        """
+        merging = Launcher(kernels.reduce_rows, warps=4, MOST=MOST_PROGRAMS)
+        with self._on_device(), undisturbed():
+            options: Any = {"dtype": torch.float64, "device": self._device}
+            partials = torch.arange(1.0, MOST_PROGRAMS * PARTIAL_WIDTH + 1, **options)
+            programs = torch.full((1,), 5, dtype=torch.int32, device=self._device)
+            usual, short = torch.zeros((2, PARTIAL_WIDTH), **options)
+            stream = raw_cuda_stream(self._index)
+            try:
+                for is_quick, out in ((None, usual), (True, short)):
+                    Launcher.is_quick = is_quick
+                    given = partials, programs, out
+                    places = [one.data_ptr() for one in given]
+                    merging("short", 1, stream, places, functools.partial(tuple, given))
+            except (AttributeError, TypeError):
+                return False
+            with _allow_waiting():
+                return torch.equal(usual, short)
 
     def add(self, tensor: Tensor, extras: int = 0) -> int:
         """Measure a tensor as it is now; give the number of its row since the last take."""
