@@ -8,11 +8,14 @@ is parted into forward and backward, and what is not written to memory is copied
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import gc
 import itertools
 import operator
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -93,7 +96,8 @@ def _make_partitioner() -> Any:
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Parts:
             _leave_others()
             is_replayed = bool(_config().triton.cudagraphs)
-            return part_undisturbed(gm, joint_inputs, is_replayed=is_replayed, **options)
+            with _uncollected():
+                return part_undisturbed(gm, joint_inputs, is_replayed=is_replayed, **options)
 
         def uuid(self) -> str:
             return _MAKE
@@ -102,6 +106,21 @@ def _make_partitioner() -> Any:
             return _make_partitioner, ()
 
     return Partitioner()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Have the garbage collector rest for a second or two.
+
+    So much is made meanwhile that it would search all that the process holds, again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def part_undisturbed(
