@@ -336,9 +336,11 @@ def is_compiled_if_hooked(module: nn.Module) -> bool:
     """Tell whether hooks on a module have the compiler take a forward that it else leaves alone.
 
     It leaves alone what is in torch's own files, but not the modules of `torch.nn` and `torch.ao`
-    that have hooks.
+    that have hooks; in torch 2.11 these too, because its rules are told of no frame.
     """
-    return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    is_told = rules is not None and "frame" in rules.check_verbose.__code__.co_varnames
+    return is_told and type(module).__module__.startswith(("torch.nn.", "torch.ao."))
 
 
 def leave_uncompiled(function: Any) -> Any:
@@ -373,10 +375,8 @@ def is_recomputed() -> bool:
     """
     if fx_traceback.current_meta.get("recompute") is not None:
         return True
-    return any(
-        type(mode).__name__ == "_CachingTorchDispatchMode"
-        for mode in _python_dispatch._get_current_dispatch_mode_stack()
-    )
+    modes = _python_dispatch._get_current_dispatch_mode_stack()
+    return any(type(mode).__name__ == "_CachingTorchDispatchMode" for mode in modes)
 
 
 def save_in_checkpoint(operator: Any) -> None:
