@@ -241,7 +241,9 @@ def _put(scope: Callable[[int, Any], Any], shape: Any, item: Any) -> Any:
 def prefix_names(callee: Any, name: str, starts: Spots) -> Spots:
     """Give what comes before the names in a function: what it is called by, and its own name."""
     prefix, _, _ = name.rpartition(".")
-    own = getattr(callee, "__name__", "")
+    # The compiler of torch 2.11 knows the name of a method's function, and not of the method.
+    function = callee.__func__ if isinstance(callee, types.MethodType) else callee
+    own = getattr(function, "__name__", "")
     inside = f"{prefix}." if prefix else ""
     names = [name] if not own or f"{inside}{own}" == name else [name, f"{inside}{own}"]
     return tuple([f"{start}{one}." for start in starts for one in names])
