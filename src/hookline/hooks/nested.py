@@ -157,7 +157,8 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     A key of a dict is the plain one that it equals; where there is none, a list with a name for it.
     """
     if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
+        # The compiler of torch 2.11 tells of fields that a torch.return_types.* does not have.
+        names = None if hasattr(value, "n_sequence_fields") else getattr(value, "_fields", None)
         if names is None:
             return list(enumerate(value))
         return list(zip(names, value, strict=True))
