@@ -142,7 +142,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, SimpleNamespace):
         return SimpleNamespace(**vars(value))
     if isinstance(value, dict):
-        if hasattr(value, "__dataclass_fields__"):  # a ModelOutput of transformers
+        if hasattr(type(value), "__dataclass_fields__"):  # a ModelOutput of transformers
             return type(value)(**dict(value.items()))
         return type(value)(list(value.items()))
     new = object.__new__(type(value))
