@@ -77,10 +77,13 @@ def read_hookline_version() -> str | None:
 
 
 def _read_package(name: str) -> str | None:
+    loaded = getattr(sys.modules.get(name), "__version__", None)
+    if loaded is not None:  # names the build of torch, of which its metadata need not tell
+        return str(loaded)
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return getattr(sys.modules.get(name), "__version__", None)
+        return None
 
 
 def _list_gpus() -> list[str]:
