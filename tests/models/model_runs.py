@@ -96,3 +96,15 @@ def assert_no_trace(model: nn.Module) -> None:
         assert "forward" not in vars(module)
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def checkpoint_layers(model: Any, *, use_reentrant: bool) -> None:
+    """Have a model of transformers recompute its layers, by either name that this has there."""
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": use_reentrant})
+
+
+def keep_layers(model: Any) -> None:
+    """Undo `checkpoint_layers`."""
+    newer = getattr(model, "activation_checkpointing_disable", None)
+    (newer or model.gradient_checkpointing_disable)()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_runs import assert_same_run, step
+from model_runs import assert_same_run, checkpoint_layers, keep_layers, step
 from tiny_models import EXAMPLES, Example
 
 import hookline as hl
@@ -28,7 +28,7 @@ def test_checkpointing_gives_the_same_captured_values_and_gradients(
     example: Example, use_reentrant: bool
 ) -> None:
     without = step(example, capture(example))
-    example.model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    checkpoint_layers(example.model, use_reentrant=use_reentrant)
     if use_reentrant:
         example.model.enable_input_require_grads()
     plain = step(example)
@@ -42,4 +42,4 @@ def test_checkpointing_gives_the_same_captured_values_and_gradients(
             torch.testing.assert_close(found[address], tensor, rtol=1e-5, atol=1e-7)
         else:
             assert found[address].equal(tensor), address
-    example.model.gradient_checkpointing_disable()
+    keep_layers(example.model)

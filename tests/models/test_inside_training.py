@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from model_runs import Run, assert_no_trace, assert_same_run, step
+from model_runs import (
+    Run,
+    assert_no_trace,
+    assert_same_run,
+    checkpoint_layers,
+    keep_layers,
+    step,
+)
 from tiny_models import Example, tokens
 from tiny_transformers import TRANSFORMERS, make_gpt2, make_llama, make_t5
 from torch import Tensor, nn
@@ -192,11 +199,11 @@ def test_training_with_a_variable_edited_equals_a_plain_hook_there(name: str) ->
 
 @contextmanager
 def checkpointed(model: Any, use_reentrant: bool) -> Iterator[None]:
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    checkpoint_layers(model, use_reentrant=use_reentrant)
     if use_reentrant:
         model.enable_input_require_grads()
     yield
-    model.gradient_checkpointing_disable()
+    keep_layers(model)
     for module in model.modules():  # transformers leaves its own hooks on the embeddings
         for key, hook in [*module._forward_hooks.items()]:
             if hook.__module__.startswith("transformers."):
