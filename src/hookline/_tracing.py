@@ -12,8 +12,10 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch._functorch import pyfunctorch
+from torch.compiler import is_dynamo_compiling
 
 _CHECKPOINT = "torch.utils.checkpoint"
 _REGIONS = {
@@ -26,6 +28,9 @@ _REGIONS = {
     "tag_activation_checkpoint": _CHECKPOINT,
 }
 """By the name of an operator that takes functions, what users call it."""
+
+_MUST_ASK = torch.__version__ < "2.12"
+"""Whether what a `__dict__` consists of is not followed, only known."""
 
 regions: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 """The modules whose values were out of reach, because of what part of a graph they are in."""
@@ -62,6 +67,37 @@ def traced_calls() -> Iterator[tuple[CodeType | None, Callable[[str], Any]]]:
 
 def _traced_variable(known: dict[str, Any], name: str) -> Any:
     return getattr(known.get(name), "value", None)
+
+
+def list_attributes(value: Any) -> list[str]:
+    """Name the attributes of an object, where the compiler looks on too."""
+    if _MUST_ASK and is_dynamo_compiling():
+        asked: str = _ask_attributes()
+        return asked.split(",") if asked else []
+    return list(value.__dict__)
+
+
+@settle_when_traced
+def _ask_attributes() -> str:
+    """Write the names of the attributes that an object has by now, while it is traced."""
+    value, effects = _find_traced("value")
+    if value.source is not None:  # another graph where an object has others
+        guards: Any = sys.modules["torch._dynamo.guards"]
+        source: Any = sys.modules["torch._dynamo.source"]
+        names = source.AttrSource(value.source, "__dict__")
+        guards.install_guard(names.make_guard(guards.GuardBuilder.DICT_KEYS_MATCH))
+    changed = effects.store_attr_mutations.get(value, {})
+    known = dict.fromkeys((*value.value.__dict__, *changed))
+    return ",".join(one for one in known if type(changed.get(one)).__name__ != "DeletedVariable")
+
+
+def _find_traced(name: str) -> tuple[Any, Any]:
+    """Give what stands for a variable of the function that is being traced, and what it changed."""
+    frame: Any = sys._getframe(1)
+    while not hasattr(frame.f_locals.get("self"), "symbolic_locals"):
+        frame = frame.f_back
+    translator = frame.f_locals["self"]
+    return translator.symbolic_locals[name].realize(), translator.output.side_effects
 
 
 @settle_when_traced

@@ -418,3 +418,61 @@ def test_what_the_caller_has_is_not_changed(make: Callable[[Tensor], Any]) -> No
         outs = [compiled(batch) for _ in range(2)]
     assert [out.tolist() for out in outs] == [[4.0, 4.0]] * 2
     assert (batch["x"] if isinstance(batch, dict) else batch.x).tolist() == [1.0, 1.0]
+
+
+@dataclass
+class Doubled(Batch):
+    """Has an attribute that is no field, and may have another one."""
+
+    def __post_init__(self) -> None:
+        self.double = self.x * 2
+
+
+class Making(nn.Module):
+    def forward(self, x: Tensor) -> Doubled:
+        batch = Doubled(x)
+        batch.extra = x + 10
+        del batch.double
+        return batch
+
+
+class Adding(nn.Module):
+    def forward(self, batch: Doubled) -> Tensor:
+        return batch.x + getattr(batch, "double", 0) + getattr(batch, "extra", 0)
+
+
+def test_a_copied_dataclass_keeps_what_is_no_field() -> None:
+    model = nn.Sequential(OrderedDict(part=Adding()))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.ones(2)
+    plain, extended = Doubled(x), Doubled(x)
+    extended.extra = x * 10
+    with hl.edit(compiled, {"part:input.batch.x": hl.scale(3)}):
+        outs = [compiled(batch).tolist() for batch in (plain, extended, plain)]
+    assert outs == [[5.0, 5.0], [15.0, 15.0], [5.0, 5.0]]
+    assert vars(plain).keys() == {"x", "double"}
+    assert vars(extended).keys() == {"x", "double", "extra"}
+
+
+def test_a_dataclass_made_in_the_graph_keeps_what_is_no_field() -> None:
+    model = nn.Sequential(OrderedDict(made=Making(), part=Adding()))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with hl.edit(compiled, {"made:output.x": hl.scale(3)}):
+        assert compiled(torch.ones(2)).tolist() == [14.0, 14.0]
+
+
+@dataclass
+class Nothing:
+    """Has no attributes at all."""
+
+
+class Choosing(nn.Module):
+    def forward(self, pair: tuple[Nothing, Tensor]) -> Tensor:
+        return pair[1] + 1
+
+
+def test_a_dataclass_without_attributes_is_copied() -> None:
+    model = nn.Sequential(OrderedDict(part=Choosing()))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with hl.edit(compiled, {"part:input": hl.scale(3)}):
+        assert compiled((Nothing(), torch.ones(2))).tolist() == [4.0, 4.0]

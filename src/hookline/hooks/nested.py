@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline._tracing import list_attributes
 from hookline._trees import NO_KEY, name_key, plain_key
 from hookline.hooks.hearing import FAULT, write_about, write_step
 from hookline.hooks.operators import Way, announce
@@ -146,8 +147,8 @@ def _copy(value: Any) -> Any:
             return type(value)(**dict(value.items()))
         return type(value)(list(value.items()))
     new = object.__new__(type(value))
-    for name, item in value.__dict__.items():
-        object.__setattr__(new, name, item)
+    for name in list_attributes(value):
+        object.__setattr__(new, name, value.__dict__[name])
     return new
 
 
