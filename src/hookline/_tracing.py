@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -30,7 +31,7 @@ _REGIONS = {
 """By the name of an operator that takes functions, what users call it."""
 
 _MUST_ASK = torch.__version__ < "2.12"
-"""Whether what a `__dict__` consists of is not followed, only known."""
+"""Whether what a `__dict__` or a subclass of `str` consists of is not followed, only known."""
 
 regions: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 """The modules whose values were out of reach, because of what part of a graph they are in."""
@@ -77,6 +78,16 @@ def list_attributes(value: Any) -> list[str]:
     return list(value.__dict__)
 
 
+def equal_text(key: str) -> str | None:
+    """Give the plain text that an instance of a subclass of `str` equals; None if there is none."""
+    if _MUST_ASK and is_dynamo_compiling() and not isinstance(key, Enum):
+        id(key)  # has another graph made for another one
+        asked: str = _ask_text()
+        return asked[1:] if asked else None
+    text = "" + key
+    return text if text == key else None
+
+
 @settle_when_traced
 def _ask_attributes() -> str:
     """Write the names of the attributes that an object has by now, while it is traced."""
@@ -89,6 +100,14 @@ def _ask_attributes() -> str:
     changed = effects.store_attr_mutations.get(value, {})
     known = dict.fromkeys((*value.value.__dict__, *changed))
     return ",".join(one for one in known if type(changed.get(one)).__name__ != "DeletedVariable")
+
+
+@settle_when_traced
+def _ask_text() -> str:
+    """Write the text that a key equals after a mark; nothing if there is none."""
+    key = _find_traced("key")[0].value
+    text = str.__str__(key)
+    return "=" + text if text == key else ""
 
 
 def _find_traced(name: str) -> tuple[Any, Any]:

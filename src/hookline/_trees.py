@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from hookline._tracing import equal_text
+
 Key = str | int
 Path = tuple[Key, ...]
 
@@ -52,10 +54,10 @@ def plain_key(key: Any) -> Any:
     if kind is tuple:
         parts = [plain_key(one) for one in key]
         return NO_KEY if NO_KEY in parts else tuple(parts)
-    if not isinstance(key, (str, int)):
-        return NO_KEY
-    plain = "" + key if isinstance(key, str) else 0 + key
-    return plain if plain == key else NO_KEY
+    if isinstance(key, str):
+        text = equal_text(key)
+        return NO_KEY if text is None else text
+    return 0 + key if isinstance(key, int) and 0 + key == key else NO_KEY
 
 
 def name_key(key: Any, keys: Container[object]) -> Key:

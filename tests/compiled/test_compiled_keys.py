@@ -87,6 +87,16 @@ def test_keys_of_every_plain_kind_are_as_in_an_eager_run(keys: tuple[Any, Any]) 
         assert torch.equal(made[key].grad, expected[key].grad)
 
 
+def test_another_text_of_a_class_of_its_own_is_told_as_that() -> None:
+    model, x = Keyed(Text("a"), 1), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for text in ("a", "b", "a"):
+        model.made.keys = (Text(text), 1)
+        with hl.capture(compiled, "made") as got:
+            compiled(x)
+        assert list(got["made"].output) == [text, 1]
+
+
 NAMES = {
     Colour.RED: "<Colour.RED>",
     torch.float32: "<dtype 0>",
