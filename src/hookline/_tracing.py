@@ -74,14 +74,13 @@ def list_attributes(value: Any) -> list[str]:
     """Name the attributes of an object, where the compiler looks on too."""
     if _MUST_ASK and is_dynamo_compiling():
         asked: str = _ask_attributes()
-        return asked.split(",") if asked else []
+        return asked.split("\0") if asked else []
     return list(value.__dict__)
 
 
 def equal_text(key: str) -> str | None:
     """Give the plain text that an instance of a subclass of `str` equals; None if there is none."""
     if _MUST_ASK and is_dynamo_compiling() and not isinstance(key, Enum):
-        id(key)  # has another graph made for another one
         asked: str = _ask_text()
         return asked[1:] if asked else None
     text = "" + key
@@ -93,21 +92,27 @@ def _ask_attributes() -> str:
     """Write the names of the attributes that an object has by now, while it is traced."""
     value, effects = _find_traced("value")
     if value.source is not None:  # another graph where an object has others
-        guards: Any = sys.modules["torch._dynamo.guards"]
         source: Any = sys.modules["torch._dynamo.source"]
-        names = source.AttrSource(value.source, "__dict__")
-        guards.install_guard(names.make_guard(guards.GuardBuilder.DICT_KEYS_MATCH))
+        _guard(source.AttrSource(value.source, "__dict__"), "DICT_KEYS_MATCH")
     changed = effects.store_attr_mutations.get(value, {})
     known = dict.fromkeys((*value.value.__dict__, *changed))
-    return ",".join(one for one in known if type(changed.get(one)).__name__ != "DeletedVariable")
+    return "\0".join(one for one in known if type(changed.get(one)).__name__ != "DeletedVariable")
 
 
 @settle_when_traced
 def _ask_text() -> str:
     """Write the text that a key equals after a mark; nothing if there is none."""
-    key = _find_traced("key")[0].value
-    text = str.__str__(key)
-    return "=" + text if text == key else ""
+    key = _find_traced("key")[0]
+    if key.source is not None:  # another graph for another text, and not for another object
+        _guard(key.source, "EQUALS_MATCH")
+    text = str.__str__(key.value)
+    return "=" + text if text == key.value else ""
+
+
+def _guard(source: Any, kind: str) -> None:
+    """Have the graph that is being traced serve only where something is as it is now."""
+    guards: Any = sys.modules["torch._dynamo.guards"]
+    guards.install_guard(source.make_guard(getattr(guards.GuardBuilder, kind)))
 
 
 def _find_traced(name: str) -> tuple[Any, Any]:

@@ -90,11 +90,22 @@ def test_keys_of_every_plain_kind_are_as_in_an_eager_run(keys: tuple[Any, Any]) 
 def test_another_text_of_a_class_of_its_own_is_told_as_that() -> None:
     model, x = Keyed(Text("a"), 1), torch.randn(2, 4)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for text in ("a", "b", "a"):
+    for text in "abcde":
+        model.made.keys = ()  # so that the next text may lie where this one lay
         model.made.keys = (Text(text), 1)
         with hl.capture(compiled, "made") as got:
             compiled(x)
         assert list(got["made"].output) == [text, 1]
+
+
+def test_the_same_text_of_a_class_of_its_own_makes_no_other_graph() -> None:
+    model, x = Keyed(Text("a"), 1), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with hl.capture(compiled, "made") as got:
+        for _ in range(torch._dynamo.config.recompile_limit + 2):
+            model.made.keys = (Text("a"), 1)
+            compiled(x)
+    assert all(list(call["made"].output) == ["a", 1] for call in got.calls)
 
 
 NAMES = {

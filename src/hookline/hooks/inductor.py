@@ -110,7 +110,7 @@ def _make_partitioner() -> Any:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Have the garbage collector rest for a second or two.
+    """Have the garbage collector rest while a graph is parted.
 
     So much is made meanwhile that it would search all that the process holds, again and again.
     """
