@@ -105,9 +105,11 @@ def compare_compiling(
             training.optimizer, training.taken = training.make_optimizer(), 0
             gc.collect()
             gc.freeze()  # else what was compiled before is searched while the next one is
-            with way.attach(training.model):
-                those.append(time_compiling(training))
-            gc.unfreeze()
+            try:
+                with way.attach(training.model):
+                    those.append(time_compiling(training))
+            finally:
+                gc.unfreeze()
     return taken
 
 
@@ -195,7 +197,8 @@ def describe_compiling(
     """Say what compiling took, and whether the losses are the same and nothing was compiled."""
     wall, wall_ratio = compare_clocks(plain, watched, "wall")
     cpu, cpu_ratio = compare_clocks(plain, watched, "cpu")
-    same = [one == other for one, other in zip(plain[0].losses, watched[0].losses, strict=True)]
+    first_losses = [one.losses for one in (*plain, *watched)]
+    same = [len(set(those)) == 1 for those in zip(*first_losses, strict=True)]
     first = "all are" if all(same) else f"{same.index(False)} are"
     return (
         f"The first step took {wall}, in CPU time {cpu}; of the {by} "
@@ -210,7 +213,7 @@ def compare_clocks(
     """Say what compiling took each time by one clock, and how often the one goes into the other."""
     first, second = ([getattr(one, clock) for one in way] for way in (plain, watched))
     ratio = statistics.median(map(operator.truediv, second, first))
-    texts = (" and ".join(f"{one:.1f}" for one in way) for way in (first, second))
+    texts = (", ".join(f"{one:.1f}" for one in way) for way in (first, second))
     return "{} s plain, {} s watched".format(*texts) + f" ({ratio:.2f} times)", ratio
 
 
