@@ -94,22 +94,18 @@ def compare_compiling(
 ) -> list[list[Compiling]]:
     """Take the first steps each way, from the same start, compiled by nothing kept from before.
 
-    Gives what that took each time, for each way. The graphs of the last time stay.
+    Gives what that took each time, for each way.
     """
     start = {name: value.clone() for name, value in training.model.state_dict().items()}
     taken: list[list[Compiling]] = [[] for _ in ways]
     for _ in range(times):
-        torch._dynamo.reset()
         for way, those in zip(ways, taken, strict=True):
             training.model.load_state_dict(start)
             training.optimizer, training.taken = training.make_optimizer(), 0
-            gc.collect()
-            gc.freeze()  # else what was compiled before is searched while the next one is
-            try:
-                with way.attach(training.model):
-                    those.append(time_compiling(training))
-            finally:
-                gc.unfreeze()
+            torch._dynamo.reset()
+            gc.collect()  # what was compiled before would be searched while the next one is
+            with way.attach(training.model):
+                those.append(time_compiling(training))
     return taken
 
 

@@ -8,14 +8,11 @@ is parted into forward and backward, and what is not written to memory is copied
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import gc
 import itertools
 import operator
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from torch import fx
 
 from hookline._torch import has_inductor
 from hookline.hooks.fusion import fuse_the_others, mark_copy
+from hookline.hooks.sparing import spare_searches
 from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
 _OTHER = 3
@@ -46,6 +44,7 @@ def keep_decisions() -> None:
     Called while a call of an operator is traced; does nothing where inductor is not at work.
     """
     if is_inductor():
+        spare_searches()
         config = _config()
         if config.custom_partitioner_fn is None:  # another one that the user has set stays
             config.custom_partitioner_fn = _make_partitioner()
@@ -96,8 +95,7 @@ def _make_partitioner() -> Any:
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Parts:
             _leave_others()
             is_replayed = bool(_config().triton.cudagraphs)
-            with _uncollected():
-                return part_undisturbed(gm, joint_inputs, is_replayed=is_replayed, **options)
+            return part_undisturbed(gm, joint_inputs, is_replayed=is_replayed, **options)
 
         def uuid(self) -> str:
             return _MAKE
@@ -106,21 +104,6 @@ def _make_partitioner() -> Any:
             return _make_partitioner, ()
 
     return Partitioner()
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Have the garbage collector rest while a graph is parted.
-
-    So much is made meanwhile that it would search all that the process holds, again and again.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def part_undisturbed(

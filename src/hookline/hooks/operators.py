@@ -41,6 +41,7 @@ from hookline.hooks.hearing import (
     write_mode,
 )
 from hookline.hooks.inductor import is_inductor, keep_decisions
+from hookline.hooks.sparing import hear_of_compiling
 
 _tickets: dict[int, Gradient] = {}
 _numbers = itertools.count(1)
@@ -363,7 +364,10 @@ def ease_tracing() -> None:
     """Have the compiler take these as they are."""
     global _is_allowed
     dynamo = sys.modules.get("torch._dynamo")
-    if not _is_allowed and dynamo is not None:
+    if dynamo is None:
+        return
+    hear_of_compiling()
+    if not _is_allowed:
         _is_allowed = True
         showing = (pass_one, pass_both, show_output)
         for one in (*showing, hand_one, hand_both, hand_gradient, announce, note_change):
