@@ -138,6 +138,11 @@ def find_region() -> str:
     return found
 
 
+def is_in_region() -> bool:
+    """Tell whether what is being traced is a part of anything that has a name."""
+    return any(True for _ in _list_regions())
+
+
 @settle_when_traced
 def is_in_checkpoint() -> bool:
     """Tell whether a checkpointed region is being traced."""

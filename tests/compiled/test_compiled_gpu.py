@@ -20,6 +20,7 @@ import torch._dynamo
 from blocks import Stack, assert_same, run_eagerly
 from compared_bits import LENGTH, SAME, WORDS, Outcome, SmallGPT
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
 import hookline as hl
 from hookline.hooks.hearing import Ear, Place
@@ -202,6 +203,23 @@ def test_a_watch_leaves_the_model_as_fast_as_it_was_found() -> None:
         step()
     assert counters["stats"]["unique_graphs"] == plain + 1
     assert not all(map(torch.equal, twin, model.parameters()))
+
+
+def test_copies_for_the_operators_are_not_tuned() -> None:
+    def call(x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Tanh()).cuda()
+    plain = run_and_get_code(torch.compile(call, fullgraph=True), torch.ones(64, 64).cuda())[1]
+    torch._dynamo.reset()
+    with hl.watch(model):
+        seen = run_and_get_code(torch.compile(call, fullgraph=True), torch.ones(64, 64).cuda())[1]
+    untuned = "'autotune_pointwise': False"
+    assert untuned not in plain[0]
+    assert untuned in seen[0]
+    assert seen[0].count("'autotune_pointwise': True") == plain[0].count(
+        "'autotune_pointwise': True"
+    )
 
 
 def test_a_shortage_of_memory_is_told_and_leaves_the_model_usable() -> None:

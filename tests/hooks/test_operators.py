@@ -1,17 +1,14 @@
-"""The operators while a graph is made: values without content, and a collector that rests."""
+"""The operators while a graph is made, given values without content."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hookline.hooks import inductor, operators
+from hookline.hooks import operators
 
 look, pass_by = operators._look, operators._pass_by
 
@@ -50,36 +47,3 @@ def test_a_real_value_among_those_without_content_is_refused_as_torch_does() -> 
         key = torch.zeros(1, dtype=torch.int64)
         with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
             pass_by(value, key, "output")
-
-
-@pytest.fixture
-def collector() -> Iterator[None]:
-    """Leave the collector as it was."""
-    was_enabled = gc.isenabled()
-    yield
-    (gc.enable if was_enabled else gc.disable)()
-
-
-@pytest.mark.usefixtures("collector")
-@pytest.mark.parametrize("is_enabled", [True, False])
-@pytest.mark.parametrize("is_failing", [False, True])
-def test_the_collector_rests_while_a_graph_is_parted(
-    monkeypatch: pytest.MonkeyPatch, is_enabled: bool, is_failing: bool
-) -> None:
-    seen = []
-
-    def part(*_: Any, **__: Any) -> Any:
-        seen.append(gc.isenabled())
-        if is_failing:
-            raise ZeroDivisionError
-        return "parts"
-
-    monkeypatch.setattr(inductor, "part_undisturbed", part)
-    (gc.enable if is_enabled else gc.disable)()
-    if is_failing:
-        with pytest.raises(ZeroDivisionError):
-            inductor._make_partitioner()(None, [])
-    else:
-        assert inductor._make_partitioner()(None, []) == "parts"
-    assert seen == [False]
-    assert gc.isenabled() == is_enabled

@@ -37,6 +37,24 @@ def fuse_the_others() -> None:
     setattr(Scheduler, "fuse_nodes", fuse_nodes)  # noqa: B010
 
 
+@functools.cache
+def tune_the_others() -> None:
+    """Have inductor try its ways to run a kernel on those of the model alone, not on the copies."""
+    from torch._inductor import config
+    from torch._inductor.codegen.simd import SIMDScheduling
+
+    write = SIMDScheduling.codegen_node
+
+    @functools.wraps(write)
+    def codegen_node(self: Any, node: Any) -> Any:
+        if not getattr(node.node, _COPY, False):  # what was put together of several has None there
+            return write(self, node)
+        with config.patch({"triton.autotune_pointwise": False}):
+            return write(self, node)
+
+    setattr(SIMDScheduling, "codegen_node", codegen_node)  # noqa: B010
+
+
 def _take_out(nodes: list[Any]) -> tuple[list[Any], list[Any]]:
     """Give the operators' nodes and all others; no own ones where others need what they make."""
     from torch._inductor import ir

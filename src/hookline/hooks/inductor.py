@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from hookline._torch import has_inductor
-from hookline.hooks.fusion import fuse_the_others, mark_copy
+from hookline.hooks.fusion import fuse_the_others, mark_copy, tune_the_others
 from hookline.hooks.sparing import spare_searches
 from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
@@ -52,6 +52,7 @@ def keep_decisions() -> None:
         _count_other_readers()
         _match_other_readers()
         fuse_the_others()
+        tune_the_others()
         _part_replays(config)
 
 

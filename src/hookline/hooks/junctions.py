@@ -42,6 +42,7 @@ from hookline.hooks.module_hooks import PostHook, PreHook
 from hookline.hooks.operators import ease_tracing
 from hookline.hooks.plans import NOTHING, Plan
 from hookline.hooks.refusals import generator_kind
+from hookline.hooks.short_calls import shorten_calls
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.sources import read, ways_back
 
@@ -158,6 +159,7 @@ class Junction:
         sessions = [session for session, _ in self._stations]
         if may_be_traced() or any(one.is_lasting for one in sessions):
             ease_tracing()
+            shorten_calls()
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
                 self.wiring = Wiring(self.module, self.plan, self.frames, previous=self.wiring)
                 self.traced = self.wiring.traced

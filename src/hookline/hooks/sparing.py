@@ -13,6 +13,8 @@ from typing import Any
 
 _NEVER = 1 << 30
 """How many smaller searches go before a full one, when there shall be none."""
+_SELDOM = 10
+"""How many times as much is made between searches of what is new."""
 _graphs: set[str] = set()
 """What torch calls the graphs whose backward may have to be compiled yet."""
 _compiling = ""
@@ -58,4 +60,4 @@ def _spare() -> None:
     global _before
     if _before is None:
         _before = gc.get_threshold()
-        gc.set_threshold(*_before[:2], _NEVER)
+        gc.set_threshold(_before[0] * _SELDOM, _before[1], _NEVER)
