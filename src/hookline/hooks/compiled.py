@@ -15,6 +15,8 @@ from hookline._errors import UnsupportedModel
 from hookline.hooks.arguments import positional_names
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.hearing import Ear
+from hookline.hooks.operators import ease_tracing
+from hookline.hooks.short_calls import shorten_calls
 from hookline.hooks.traced import Refused, Traced, TracedEar, in_turn
 from hookline.hooks.traced_inside import Ask, TracedInside
 
@@ -36,6 +38,12 @@ UNREADY = Refused(
 def may_be_traced() -> bool:
     """Tell whether the compiler is there, so that it may trace a model."""
     return "torch._dynamo" in sys.modules
+
+
+def prepare_compiler() -> None:
+    """Have the compiler, where it is loaded, take what is traced by the shortest ways."""
+    ease_tracing()
+    shorten_calls()
 
 
 class Wiring:

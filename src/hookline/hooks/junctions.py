@@ -34,15 +34,13 @@ from hookline.addresses.variables import forward_of, has_forward
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.callees import Callees
-from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced
+from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced, prepare_compiler
 from hookline.hooks.forwards import Skipping, StandIn
 from hookline.hooks.frames import Frame, is_called_directly, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
 from hookline.hooks.module_hooks import PostHook, PreHook
-from hookline.hooks.operators import ease_tracing
 from hookline.hooks.plans import NOTHING, Plan
 from hookline.hooks.refusals import generator_kind
-from hookline.hooks.short_calls import shorten_calls
 from hookline.hooks.visits import Listener, Station, Visit
 from hookline.sources import read, ways_back
 
@@ -158,8 +156,7 @@ class Junction:
         """Make ready to be traced, where that can happen."""
         sessions = [session for session, _ in self._stations]
         if may_be_traced() or any(one.is_lasting for one in sessions):
-            ease_tracing()
-            shorten_calls()
+            prepare_compiler()
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
                 self.wiring = Wiring(self.module, self.plan, self.frames, previous=self.wiring)
                 self.traced = self.wiring.traced
