@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._dynamo import callback
 from torch._inductor.scheduler import Scheduler
 
 import hookline as hl
@@ -91,7 +93,8 @@ def test_a_hook_that_comes_later_is_heard(hook: str) -> None:
     def hear(*_: Any) -> None:
         heard.append(hook)
 
-    with hl.watch(model):
+    # By itself torch does not look for new hooks in a graph that is there.
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False), hl.watch(model):
         model(x).sum().backward()
         if hook == "forward":
             handle = model.pair.register_forward_hook(hear)
@@ -101,10 +104,48 @@ def test_a_hook_that_comes_later_is_heard(hook: str) -> None:
             handle = model.pair.register_full_backward_hook(hear)
         else:
             handle = nn.modules.module.register_module_forward_hook(hear)
-        torch._dynamo.reset()  # torch itself does not look for new hooks in a graph that is there
         model(x).sum().backward()
         handle.remove()
     assert hook in heard
+
+
+class Array(nn.Module):
+    """Gives an array of NumPy."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x.detach().numpy()
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Array()
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.inner(x)
+        return x.double() if isinstance(given, np.ndarray) else x
+
+
+def test_an_array_stays_what_it_is() -> None:
+    model = Outer()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with hl.watch(model):
+        assert compiled(torch.ones(2)).dtype == torch.float64
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x + 1
+
+
+def test_a_forward_that_is_resumed_is_heard() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Broken(), nn.Tanh())
+    compiled = torch.compile(lambda x: model(x) + 1, backend="aot_eager")
+    with torch._dynamo.config.patch(nested_graph_breaks=True), hl.watch(model) as watch:
+        compiled(torch.randn(2, 4)).sum().backward()
+    assert {"0:output", "1:output", "2:output"} <= {row["site"] for row in watch.table()}
 
 
 def test_a_module_that_gives_several_values_is_heard_on_the_short_way() -> None:
@@ -176,3 +217,21 @@ def test_what_somebody_else_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch
     with hl.watch(model):
         compiled(torch.randn(2, 4))
     assert gc.get_threshold() == (500, 5, 5)
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_collector_goes_on_where_somebody_elses_callback_raises() -> None:
+    def fail(_: Any) -> None:
+        raise ZeroDivisionError
+
+    before = gc.get_threshold()
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(lambda x: model(x) + 2, fullgraph=True)
+    handler: Any = callback.CompilationCallbackHandler()
+    handler.register_end_callback(fail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback, "callback_handler", handler)
+        patch.setattr(torch._dynamo, "callback_handler", handler)
+        with hl.watch(model), pytest.raises(Exception, match="ZeroDivisionError"):
+            compiled(torch.randn(2, 4))
+        assert gc.get_threshold() == before

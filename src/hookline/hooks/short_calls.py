@@ -8,10 +8,11 @@ is told at once what comes of them: the module's forward, and its output shown.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookline._tracing import is_in_region
 from hookline.hooks.module_hooks import PostHook
@@ -38,6 +39,7 @@ def _has_one_hook(module: Any) -> bool:
         and hook.shown is not None
         and (type(module).__call__, type(module)._call_impl) == _CALL
         and module.__dict__.keys().isdisjoint(("__call__", "_call_impl"))
+        and module._compiled_call_impl is None
         and not any(getattr(nn.modules.module, name) for name in _GLOBAL)
         and not is_in_region()
     )
@@ -57,8 +59,9 @@ def shorten_calls() -> None:
 
 @functools.cache
 def _shorten() -> None:
-    parts: Any = sys.modules["torch._dynamo.variables.nn_module"]
-    variables: Any = sys.modules["torch._dynamo.variables"]
+    parts: Any = importlib.import_module("torch._dynamo.variables.nn_module")
+    variables: Any = importlib.import_module("torch._dynamo.variables")
+    settings: Any = importlib.import_module("torch._dynamo.config")
     kind = parts.UnspecializedNNModuleVariable
     call = kind.call_function
 
@@ -66,22 +69,32 @@ def _shorten() -> None:
         hooks = self.var_getattr(tx, "_forward_hooks").realize()
         hooks.install_dict_keys_match_guard()
         (hook,) = hooks.items.values()
-        if not isinstance(output.realize(), variables.TensorVariable):
+        output = output.realize()
+        is_tensor = isinstance(output, variables.TensorVariable)
+        if not is_tensor or not issubclass(output.python_type(), Tensor):
             told = variables.UserFunctionVariable(_tell)
             return told.call_function(tx, [self, hook, output, *args], kwargs)
         given = [hook.realize().var_getattr(tx, name) for name in ("shown", "asked")]
         shown = variables.TorchInGraphFunctionVariable(show_output)
         return shown.call_function(tx, [output, *given], {})
 
+    def is_resumed() -> bool:
+        return getattr(settings, "nested_graph_breaks", False)
+
     @functools.wraps(call)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         module = self.value
-        if not self.source or not _has_one_hook(module):
+        # Where a forward may be left in its middle, nobody would come back for the hook.
+        if not self.source or is_resumed() or not _has_one_hook(module):
             return call(self, tx, args, kwargs)
         # Another graph where there are other hooks, or another forward, as torch sees to it.
-        for one, names in ((self, _OTHERS), (tx.nn_modules_globals_vt, _GLOBAL)):
-            for name in names:
-                one.var_getattr(tx, name).realize().len()
+        found = [
+            one.var_getattr(tx, name).realize().len()
+            for one, names in ((self, _OTHERS), (tx.nn_modules_globals_vt, _GLOBAL))
+            for name in names
+        ]
+        if any(found) or self.var_getattr(tx, "_forward_hooks").realize().len() != 1:
+            return call(self, tx, args, kwargs)  # what is traced has put others there
         parts.guard_to_detect_forward_monkeypatching(self.source, module)
         stack = self.get_nn_module_stack_source()
         with parts.record_nn_module_stack(str(id(module)), stack, tx, module):

@@ -8,7 +8,7 @@ is collected as always; the next full search is due when the graph is there.
 from __future__ import annotations
 
 import gc
-import sys
+import importlib
 from typing import Any
 
 _NEVER = 1 << 30
@@ -19,8 +19,8 @@ _graphs: set[str] = set()
 """What torch calls the graphs whose backward may have to be compiled yet."""
 _compiling = ""
 """The graph that is being compiled; empty where none is."""
-_before: tuple[int, int, int] | None = None
-"""What the collector went by, while it is spared."""
+_spared: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+"""What the collector went by before, and what it goes by while it is spared."""
 
 
 def spare_searches() -> None:
@@ -32,32 +32,39 @@ def spare_searches() -> None:
 
 def hear_of_compiling() -> None:
     """Have torch tell when it begins to compile a graph and when it ends; it may have forgotten."""
-    told: Any = sys.modules["torch._dynamo.callback"]
-    if _begin not in told.callback_handler.start_callbacks:
-        told.on_compile_start(_begin)
-        told.on_compile_end(_end)
+    told: Any = importlib.import_module("torch._dynamo.callback")
+    handler = told.callback_handler
+    if _begin not in handler.start_callbacks:
+        _end()
+        handler.start_callbacks.append(_begin)
+        handler.end_callbacks.insert(0, _end)  # one that raises keeps the others from being called
 
 
 def _begin(told: Any) -> None:
     global _compiling
+    kind = told.callback_trigger.name
+    if kind not in ("DYNAMO", "LAZY_BACKWARD"):
+        return
     _compiling = told.compile_id
     is_known = _compiling in _graphs
     _graphs.discard(_compiling)  # another graph may have the name later
-    if is_known and told.callback_trigger.name == "LAZY_BACKWARD":
+    if is_known and kind == "LAZY_BACKWARD":
         _spare()
 
 
-def _end(_: Any) -> None:
-    global _compiling, _before
+def _end(_: Any = None) -> None:
+    global _compiling, _spared
     _compiling = ""
-    if _before is not None:
-        if gc.get_threshold()[2] == _NEVER:  # else somebody has set it since
-            gc.set_threshold(*_before)
-        _before = None
+    if _spared is not None:
+        before, meanwhile = _spared
+        if gc.get_threshold() == meanwhile:  # else somebody has set it since
+            gc.set_threshold(*before)
+        _spared = None
 
 
 def _spare() -> None:
-    global _before
-    if _before is None:
-        _before = gc.get_threshold()
-        gc.set_threshold(_before[0] * _SELDOM, _before[1], _NEVER)
+    global _spared
+    if _spared is None:
+        before = gc.get_threshold()
+        gc.set_threshold(before[0] * _SELDOM, before[1], _NEVER)
+        _spared = before, gc.get_threshold()
