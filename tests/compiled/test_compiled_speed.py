@@ -133,21 +133,6 @@ def test_an_array_stays_what_it_is() -> None:
         assert compiled(torch.ones(2)).dtype == torch.float64
 
 
-class Broken(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * 2
-        torch._dynamo.graph_break()
-        return x + 1
-
-
-def test_a_forward_that_is_resumed_is_heard() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Broken(), nn.Tanh())
-    compiled = torch.compile(lambda x: model(x) + 1, backend="aot_eager")
-    with torch._dynamo.config.patch(nested_graph_breaks=True), hl.watch(model) as watch:
-        compiled(torch.randn(2, 4)).sum().backward()
-    assert {"0:output", "1:output", "2:output"} <= {row["site"] for row in watch.table()}
-
-
 def test_a_module_that_gives_several_values_is_heard_on_the_short_way() -> None:
     model, x = Model(), torch.randn(2, 4)
     with hl.watch(model) as eager:
