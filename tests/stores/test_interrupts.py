@@ -85,6 +85,8 @@ def test_interrupt_while_a_shard_is_written_keeps_what_came_until_then(
     check_folder(tmp_path, held)
 
 
+# One that comes after a file was opened and before it is held leaves it to be closed by itself.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_random_moments_keep_what_came(tmp_path: Path) -> None:
     done = 0
 
