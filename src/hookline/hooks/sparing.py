@@ -2,7 +2,7 @@
 
 So much is made meanwhile that it would search all that the process holds, again and again, and find
 little. For a large model that takes longer than tracing hookline's operators does. What dies young
-is collected as always; the next full search is due when the graph is there.
+is collected still, if more seldom; the next full search is due when the graph is there.
 """
 
 from __future__ import annotations
