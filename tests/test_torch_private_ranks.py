@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import _torch
+from hookline import _ranks
 
 
 @pytest.fixture
@@ -21,24 +21,24 @@ def alone() -> Iterator[None]:
 
 
 def test_there_are_no_ranks_without_a_process_group() -> None:
-    assert _torch.count_ranks() == 0
-    assert _torch.active_ddp() is None
+    assert _ranks.count_ranks() == 0
+    assert _ranks.active_ddp() is None
 
 
 def test_ddp_tells_whether_it_reduces(alone: None) -> None:
-    assert _torch.count_ranks() == 1
+    assert _ranks.count_ranks() == 1
     model = nn.Linear(2, 2)
     ddp = nn.parallel.DistributedDataParallel(model)
     active = []
-    model.register_forward_hook(lambda *given: active.append(_torch.active_ddp()))
-    assert _torch.is_ddp(ddp)
-    assert _torch.is_of_ddp(ddp, model.weight)
-    assert not _torch.is_of_ddp(ddp, nn.Linear(2, 2).weight)
+    model.register_forward_hook(lambda *given: active.append(_ranks.active_ddp()))
+    assert _ranks.is_ddp(ddp)
+    assert _ranks.is_of_ddp(ddp, model.weight)
+    assert not _ranks.is_of_ddp(ddp, nn.Linear(2, 2).weight)
     with ddp.no_sync():
         ddp(torch.ones(1, 2)).sum().backward()
-    assert not _torch.will_reduce(ddp)
+    assert not _ranks.will_reduce(ddp)
     ddp(torch.ones(1, 2)).sum().backward()
-    assert _torch.will_reduce(ddp)
+    assert _ranks.will_reduce(ddp)
     assert active == [ddp, ddp]
 
 
@@ -46,15 +46,15 @@ def test_fully_sharded_parameter_has_a_part_and_a_whole(alone: None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
-    assert list(_torch.fsdp_parameters(model)) == []
+    assert list(_ranks.fsdp_parameters(model)) == []
     fully_shard(model)
-    ((place, name, manager),) = _torch.fsdp_parameters(model)
+    ((place, name, manager),) = _ranks.fsdp_parameters(model)
     assert (place, name) == (model[0], "weight")
-    assert _torch.sharded_of(manager) is model[0].weight
-    assert _torch.is_spread(model[0].weight)
-    assert _torch.whole_of(manager) is None
+    assert _ranks.sharded_of(manager) is model[0].weight
+    assert _ranks.is_spread(model[0].weight)
+    assert _ranks.whole_of(manager) is None
     seen = []
     model[0].register_forward_hook(lambda module, *given: seen.append(module.weight))
     model(torch.ones(1, 2))
-    assert _torch.whole_of(manager) is seen[0]
-    assert not _torch.is_spread(seen[0])
+    assert _ranks.whole_of(manager) is seen[0]
+    assert not _ranks.is_spread(seen[0])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 import hookline as hl
-from hookline import _torch
+from hookline import _ranks
 from hookline.extractions import teams
 from hookline.extractions.placing import place_model
 from hookline.extractions.samples import SampleError
@@ -214,7 +214,7 @@ def reset_by_hand() -> list[Any]:
     for _ in range(3):
         with torch.no_grad(), hl.capture(model, "blocks.1", stop=True) as got:
             model(numbered(4))
-        _torch.reset_sharding(model)
+        _ranks.reset_sharding(model)
         found.append(got["blocks.1"].output)
         assert describe(model) == ["DTensor"]
     return found

@@ -13,7 +13,7 @@ from small_models import is_clean
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._torch import fsdp_parameters, whole_of
+from hookline._ranks import fsdp_parameters, whole_of
 from hookline.views.report import read_report
 
 STEPS = 3

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookline import _trees
 from hookline._errors import HooklineWarning, OutOfMemory, StoreError
-from hookline._torch import is_fully_sharded, reset_sharding
+from hookline._ranks import is_fully_sharded, reset_sharding
 from hookline.captures.capture import capture
 from hookline.captures.shortage import is_out_of_memory
 from hookline.captures.transfers import Transfer, Transfers, can_travel

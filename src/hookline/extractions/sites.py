@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline._torch import own_class
+from hookline._ranks import own_class
 from hookline.addresses import ModuleTree, resolve
 from hookline.captures.spreading import gather
 from hookline.extractions.selecting import Reduce, check_reduce, name_reduce

@@ -24,7 +24,7 @@ from hookline._errors import (
     StoreError,
     UnsupportedModel,
 )
-from hookline._torch import is_fully_sharded
+from hookline._ranks import is_fully_sharded
 from hookline.captures.shortage import is_out_of_memory
 from hookline.extractions.collating import move
 from hookline.extractions.feeding import Batch

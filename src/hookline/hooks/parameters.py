@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline._errors import NoSuchSite
-from hookline._torch import is_spread
+from hookline._ranks import is_spread
 from hookline.addresses import Site
 from hookline.hooks import observing
 from hookline.hooks.fitting import check_fit

@@ -13,19 +13,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline._torch import (
+from hookline._ranks import (
     active_ddp,
-    at_end_of_backward,
     count_ranks,
     fsdp_parameters,
     is_ddp,
-    is_in_nested_backward,
     is_of_ddp,
     is_spread,
     sharded_of,
     whole_of,
     will_reduce,
 )
+from hookline._torch import at_end_of_backward, is_in_nested_backward
 from hookline.addresses import ModuleTree, unwrap
 
 NOT_REDUCED = "not reduced"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookline._torch import is_functorch_active, is_spread, will_accumulate
+from hookline._ranks import is_spread
+from hookline._torch import is_functorch_active, will_accumulate
 from hookline.addresses import ModuleTree
 from hookline.hooks.parameters import drop_empty_hooks
 from hookline.hooks.reducing import Reductions, find_reductions
