@@ -494,3 +494,44 @@ def test_workers_of_a_loader_end_at_once_unless_they_are_kept(is_kept: bool) -> 
     assert len(multiprocessing.active_children()) == is_kept
     _torch.end_loading(iter(DataLoader(samples)))  # it has none
     batches._shutdown_workers()
+
+
+def test_tensors_are_guarded_in_all_but_memory_and_content() -> None:
+    a, b = torch.ones(2, 3), torch.ones(4)
+    is_like = _torch.guard_tensors([a, b])
+    assert is_like(torch.zeros(2, 3), torch.zeros(4))
+    assert not is_like(torch.zeros(3, 2), b)
+    assert not is_like(a, None)
+    twins = _torch.guard_tensors([a, a.clone()])
+    assert twins(a, a.clone())
+    assert not twins(a, a)  # one object in two places
+
+
+def test_tensors_are_not_like_under_other_modes() -> None:
+    a = torch.ones(2, 3)
+    is_like = _torch.guard_tensors([a])
+    seen: list[Any] = []
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        assert is_like(a)
+    with Seeing():
+        assert is_like(a)
+    assert not seen  # no mode is told
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_like(a)
+    with torch.inference_mode():
+        assert not is_like(torch.ones(2, 3))
+
+    def transformed(x: Tensor) -> Tensor:
+        assert not is_like(x)
+        assert not is_like(a)
+        return x
+
+    torch.func.vmap(transformed)(torch.ones(5, 2, 3))

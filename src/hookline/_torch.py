@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo import eval_frame
+from torch._C._dynamo import eval_frame, guards
 from torch._higher_order_ops import effects
 from torch.autograd import forward_ad
 from torch.fx import traceback as fx_traceback
@@ -61,6 +62,19 @@ raw_cuda_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 """Give the index of the CUDA device that is current; CUDA must have been initialised."""
+
+
+def guard_tensors(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Give what tells whether as many tensors are like these, given one by one, in one call.
+
+    Like them in class, dtype, device, layout, sizes, strides and need of a gradient, under the same
+    modes of dispatch. All are to be different objects: one that comes twice is never like.
+    """
+    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    make: Any = guards.TensorGuards
+    made = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = made.check
+    return check
 
 
 def gradient_scale(scaler: torch.amp.GradScaler) -> Tensor | None:

@@ -228,10 +228,46 @@ def test_what_is_otherwise_than_it_was_is_not_taken_for_the_same(log: Log) -> No
         [a, b.float(), c],
         [a, b.view(1000, 70).t(), c],
         [a, torch._neg_view(b), c],
+        [a, c[4:70_004], c],
+        [a, c[:70_000], c[8:]],
+        [a, b],
         [c[:1000], b, c],
     ]
-    assert [repeat(values) >= 0 for values in others] == [False, False, False, False, True]
-    assert repeat([a, c[:70_000], c]) == -1
-    assert repeat([a, c[:70_000], c[8:]]) == -1
-    assert log.repeat([a, b.float()]) is None
-    assert log.repeat([a]) is None
+    assert [repeat(values) >= 0 for values in others] == [False] * 7 + [True]
+    shared = [a, a.view(10, 100), b]
+    log.add_together(shared)
+    again = log.repeat(shared)
+    assert again is not None
+    assert again(shared) >= 0
+    assert again([a, a.clone().view(10, 100), b]) == -1  # in another memory now
+    assert log.repeat([a, b.view(1000, 70).t()]) is None
+    assert log.repeat([a[:8]] * 4 + [b[8 * n : 8 * n + 8] for n in range(9)]) is None
+
+
+def test_tensors_of_several_dtypes_come_again(log: Log) -> None:
+    kinds = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float16, torch.float32)
+    for turn in range(3):
+        values = [draw(1000 * (turn + 1), kind) for kind in kinds]
+        log.add_together(values)
+        repeat = log.repeat(values)
+        assert repeat is not None
+        alone = [log.add(one) for one in values]
+        for _ in range(2):
+            row = repeat(values)
+            assert row >= 0
+            together = [row + offset for offset in repeat.offsets]
+            assert sorted(together) == list(range(row, row + 5))
+        rows = log.take().wait().rows
+        assert rows[alone][:, :6].tolist() == rows[together][:, :6].tolist()
+        assert rows[alone][:, 6] == pytest.approx(rows[together][:, 6], rel=1e-7)
+
+
+def test_memory_that_was_freed_is_not_read(log: Log) -> None:
+    first = [draw(count, torch.bfloat16) for count in (1000, 70_000)]
+    log.add_together(first)
+    repeat = log.repeat(first)
+    assert repeat is not None
+    assert repeat(first) >= 0
+    freed = draw(1000, torch.bfloat16)
+    freed.untyped_storage().resize_(0)
+    assert repeat([freed, first[1]]) == -1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from hookline.runs import SiteFacts
+from hookline.stats.cpu import CpuLog
+from hookline.stats.likeness import Likeness
 from hookline.stats.rows import derive
-from hookline.watchers import waiting
+from hookline.watchers import recording, waiting
 from hookline.watchers.recording import Recorder
 from hookline.watchers.sorting import SiteSorter
 from hookline.watchers.units import UnitCounter
@@ -147,3 +151,104 @@ def test_what_comes_after_the_end_is_let_go() -> None:
     last(torch.ones(1))
     assert not any(lane.boxes)
     assert read_means(recorder) == {0: 1.0}
+
+
+class RepeatingLog(CpuLog):
+    """A log that knows tensors that come together again, as that of a GPU does."""
+
+    repeated = 0
+    """How often it met some again."""
+    known = 0
+    """How often it was asked to know some."""
+
+    def repeat(self, tensors: Sequence[Tensor]) -> Any:
+        RepeatingLog.known += 1
+        return Again(self, tensors)
+
+
+class Again:
+    """Measure tensors one by one if they are like those."""
+
+    def __init__(self, log: RepeatingLog, tensors: Sequence[Tensor]) -> None:
+        self.likeness, self.log = Likeness(tensors), log
+        self.offsets = list(range(len(tensors)))
+
+    def __call__(self, tensors: Sequence[Tensor]) -> int:
+        if not self.likeness.holds(tensors):
+            return -1
+        RepeatingLog.repeated += 1
+        first, *_ = [self.log.add(one) for one in tensors]
+        return first
+
+
+@pytest.fixture
+def repeating(monkeypatch: pytest.MonkeyPatch) -> type[RepeatingLog]:
+    """Have recorders measure with a log that knows what comes again."""
+    monkeypatch.setattr(recording, "open_log", lambda device: RepeatingLog())
+    monkeypatch.setattr(RepeatingLog, "repeated", 0)
+    monkeypatch.setattr(RepeatingLog, "known", 0)
+    return RepeatingLog
+
+
+def test_values_that_come_again_are_measured_as_before(repeating: type[RepeatingLog]) -> None:
+    recorder = make_recorder(3)
+    for step in range(4):
+        for turn in range(2):  # the second time the rows have other numbers
+            number = float(10 * step + turn)
+            recorder.measure_waiting((0, 1), [torch.full((3,), number), torch.zeros(2)])
+        recorder.measure_waiting((2,), [torch.full((4,), number)])
+        means = {0: 10 * step + 0.5, 1: 0.0, 2: number}
+        assert read_means(recorder) == pytest.approx(means)
+        recorder.is_on = True
+    assert (repeating.known, repeating.repeated) == (2, 10)
+
+
+def test_values_of_another_size_are_measured_too_and_known_when_they_stay(
+    repeating: type[RepeatingLog],
+) -> None:
+    recorder = make_recorder(2)
+
+    def measure(size: int) -> None:
+        recorder.measure_waiting((0, 1), [torch.ones(size), torch.ones(2, size)])
+
+    measure(3)
+    for size in (4, 3, 5, 3):
+        measure(size)
+    assert (repeating.known, repeating.repeated) == (1, 2)
+    for _ in range(12):
+        measure(7)
+    assert repeating.known == 2
+    assert repeating.repeated > 2
+    assert read_means(recorder) == {0: 1.0, 1: 1.0}
+
+
+def test_where_autograd_made_no_gradient_the_others_are_measured(
+    repeating: type[RepeatingLog],
+) -> None:
+    recorder = make_recorder(2)
+    recorder.measure_waiting((0, 1), [None, torch.ones(2)])
+    assert not repeating.known
+    recorder.measure_waiting((0, 1), [torch.ones(2), torch.ones(2)])
+    recorder.measure_waiting((0, 1), [torch.full((2,), 4.0), None])
+    assert read_means(recorder) == {0: 2.5, 1: 1.0}
+    assert repeating.known == 1
+
+
+def test_a_group_gives_up_what_waits_of_every_site() -> None:
+    group = waiting.Group()
+    boxes = [group.add(site) for site in (5, 6, 7)]
+    one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
+    for box, grad in zip(boxes, (one, None, three), strict=True):
+        box.append(grad)
+    sites, grads = group.empty()
+    assert sites == (5, 6, 7)
+    assert grads[0] is one
+    assert grads[1] is None
+    assert grads[2] is three
+    assert group.empty() == ((), [])
+    boxes[0] += [one, two]  # a module that ran twice
+    boxes[2].append(three)  # and one that did not
+    sites, grads = group.empty()
+    assert sites == (5, 5, 7)
+    assert [len(one) for one in grads if one is not None] == [2, 1, 3]
+    assert not any(boxes)

@@ -31,7 +31,7 @@ from hookline.stats.logs import Extras, Taken, Update
 from hookline.stats.measuring import LARGE, Measuring, is_direct
 from hookline.stats.preparing import prepare, prepare_update, undisturbed
 from hookline.stats.readings import READABLE
-from hookline.stats.repeating import Repeat
+from hookline.stats.repeating import Part, Ready, Repeat
 from hookline.stats.rows import NAN, POSINF
 from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
 
@@ -223,33 +223,47 @@ class CudaLog:
         return rows
 
     def repeat(self, tensors: Sequence[Tensor]) -> Repeat | None:
-        """Give what measures tensors like these, if one launch can."""
-        kind = tensors[0].dtype
-        places: list[int] = []
-        sizes: list[int] = []
-        offsets: list[int] = []
-        for one in tensors:
-            at, size = _find_plain(one), one.numel()
-            if not at or size >= _ALONE or one.dtype is not kind:
+        """Give what measures tensors like these, if one launch for each dtype can."""
+        groups: dict[torch.dtype, list[int]] = {}
+        readers: list[int] = []
+        for number, one in enumerate(tensors):
+            if not _find_plain(one) or one.numel() >= _ALONE:
                 return None
-            if not places or at != places[-1]:
-                places.append(at)
-                sizes.append(size)
-            elif size != sizes[-1]:
-                return None
-            offsets.append(len(places) - 1)
-        if not 1 < len(places) <= TOGETHER:
+            group = groups.setdefault(one.dtype, [])
+            last = tensors[group[-1]] if group else None
+            is_shared = last is not None and last.data_ptr() == one.data_ptr()
+            if last is not None and is_shared and last.numel() == one.numel():
+                readers.append(group[-1])
+            else:
+                readers.append(number)
+                group.append(number)
+        if max(map(len, groups.values())) > TOGETHER:
             return None
-        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
+        parts = [
+            self._make_part(kind, group, [tensors[number].numel() for number in group])
+            for kind, group in groups.items()
+        ]
         return Repeat(
-            tensors,
-            index=self._index,
-            slots=self._slots,
-            lock=self._lock,
-            launcher=launcher,
-            ends=apportion(tuple(sizes), block, most),
-            offsets=offsets,
+            tensors, parts, readers=readers, index=self._index, slots=self._slots, lock=self._lock
         )
+
+    def _make_part(self, kind: torch.dtype, group: Sequence[int], sizes: list[int]) -> Part:
+        """Write down the launch that reads tensors of one dtype, as it is for them at first."""
+        if len(sizes) == 1:
+            reading = self._measuring.reading(kind)
+            most = self._measuring.most_programs(reading)
+            programs = min(-(-sizes[0] // reading.block), most)
+            return Part(tuple(group), lambda: self._find_ready(kind), programs, (sizes[0],), 0)
+        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
+        ends = apportion(tuple(sizes), block, most)
+        missing = TOGETHER - len(sizes)
+        numbers = (*sizes, *[0] * missing, *ends)
+        return Part(tuple(group), lambda: launcher.ready.get(kind), ends[-1], numbers, missing)
+
+    def _find_ready(self, kind: torch.dtype) -> Ready | None:
+        """Give what launches the kernel for one plain tensor, if it is compiled."""
+        ready = self._ready.get(kind)
+        return None if ready is None else ready[:3]
 
     def _launch(
         self, kind: torch.dtype, places: list[int], sizes: list[int], tensors: list[Tensor]

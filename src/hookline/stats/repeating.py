@@ -1,105 +1,131 @@
 """Tensors of a CUDA device that come together again and again, measured with hardly any Python.
 
-What a compiled graph shows has the same dtypes and sizes at each run, in new memory.
+What a compiled graph shows, or a training step makes, has the same dtypes and sizes each time. Its
+memory is mostly the same too, and so is the place of its rows: then the launch is known already.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline._torch import (
-    current_cuda_device,
-    has_function_mode,
-    is_functorch_active,
-    raw_cuda_stream,
-)
+from hookline._torch import current_cuda_device, has_function_mode, raw_cuda_stream
 from hookline.stats.launching import Launcher
-from hookline.stats.preparing import PLAIN
+from hookline.stats.likeness import Likeness
 from hookline.stats.slots import SLOT_BYTES, SLOTS, Slots
+
+Ready = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+"""What launches a kernel, and its arguments before and after those that are known only now."""
+
+_place_of = Tensor.data_ptr
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors of one dtype that one launch reads."""
+
+    tensors: tuple[int, ...]
+    """Which of those that come together: those of a memory of their own."""
+    find: Callable[[], Ready | None]
+    """What finds the kernel, if it is compiled."""
+    programs: int
+    """How many programs read them."""
+    numbers: tuple[int, ...]
+    """The kernel's arguments after the addresses."""
+    missing: int
+    """How many addresses more the kernel takes."""
 
 
 class Repeat:
-    """Measure tensors that are like some that were measured, in one launch."""
+    """Measure tensors that are like some that were measured, in a launch for each dtype."""
 
     def __init__(
         self,
         tensors: Sequence[Tensor],
+        parts: Sequence[Part],
         *,
+        readers: Sequence[int],
         index: int,
         slots: Slots,
         lock: threading.Lock,
-        launcher: Launcher,
-        ends: Sequence[int],
-        offsets: Sequence[int],
     ) -> None:
-        self.offsets = list(offsets)
+        order = [number for part in parts for number in part.tensors]
+        self.offsets = [order.index(reader) for reader in readers]
         """Which row each tensor has, counted from the first: the same memory is read once."""
-        self._kind = tensors[0].dtype
-        self._sizes = [one.numel() for one in tensors]
-        self._count = max(offsets) + 1
-        self._missing = len(ends) - self._count
-        read = [self._sizes[self.offsets.index(number)] for number in range(self._count)]
-        self._numbers = (*read, *[0] * self._missing, *ends)
-        self._programs = ends[-1]
+        self._parts = parts
+        self._count = len(order)
+        self._shared = [(one, other) for one, other in enumerate(readers) if one != other]
+        """Tensors that lie where another one lies, and that one."""
+        self._likeness = Likeness(tensors)
         self._index, self._slots, self._lock = index, slots, lock
-        self._launcher = launcher
+        self._places: list[int] = []
+        """Where they lay the last time."""
+        self._arranged: tuple[int, int] | None = None
+        """The slot and the stream that the launches are for."""
+        self._launches: list[tuple[Any, tuple[Any, ...]]] = []
 
     def __call__(self, tensors: Sequence[Tensor]) -> int:
         """Measure them; give the first row, or -1 where they are not what they were."""
-        ready = self._launcher.ready.get(self._kind)
-        if ready is None or not Launcher.is_quick or has_function_mode() or is_functorch_active():
-            return -1
-        kind, last, bits = self._kind, 0, 0
-        places: list[int] = []
-        offsets: list[int] = []
-        for one, size in zip(tensors, self._sizes, strict=True):
-            if (
-                type(one) not in PLAIN
-                or one.dtype is not kind
-                or one.numel() != size
-                or not one.is_contiguous()
-                or one.is_neg()
-                or one.get_device() != self._index
-            ):
-                return -1
-            at = one.data_ptr()
-            if at != last or not places:
-                places.append(at)
-                bits |= at
-                last = at
-            offsets.append(len(places) - 1)
-        if offsets != self.offsets or bits & 15 or 0 in places:
+        if not Launcher.is_quick or has_function_mode() or not self._likeness.holds(tensors):
             return -1
         if torch.cuda.is_current_stream_capturing():
             return -1
+        places = list(map(_place_of, tensors))
         stream = raw_cuda_stream(self._index)
         slots = self._slots
         with self._lock:
-            slot = slots.used
+            if places != self._places and not self._move(tensors, places):
+                return -1
+            slot: int = slots.used
             if (
                 stream not in slots.streams
                 or slot + self._count > SLOTS
                 or current_cuda_device() != self._index
             ):
                 return -1
+            if self._arranged != (slot, stream) and not self._arrange(slot, stream):
+                return -1
             slots.used = slot + self._count
-            row = slots.base + slot
-            launch, first, constants = ready
-            launch(
-                self._programs,
-                1,
-                1,
-                stream,
+            for launch, args in self._launches:
+                launch(*args)
+            return slots.base + slot
+
+    def _move(self, tensors: Sequence[Tensor], places: list[int]) -> bool:
+        """Take other addresses; false where a kernel cannot read there what it did."""
+        for one, at in zip(tensors, places, strict=True):
+            # Where memory was freed, the address is that of the offset into nothing.
+            if at & 15 or at <= 8 * one.storage_offset():
+                return False
+        if any(places[one] != places[other] for one, other in self._shared):
+            return False
+        self._places, self._arranged = places, None
+        return True
+
+    def _arrange(self, slot: int, stream: int) -> bool:
+        """Write the launches down for a slot and a stream; false where a kernel is not compiled."""
+        launches = []
+        for part in self._parts:
+            ready = part.find()
+            if ready is None:
+                return False
+            launch, first, last = ready
+            at = [self._places[number] for number in part.tensors]
+            args = (
+                *(part.programs, 1, 1, stream),
                 *first,
-                *places,
-                *places[:1] * self._missing,
-                *self._numbers,
-                slots.rows_at + slot * SLOT_BYTES,
-                slots.programs_at + 4 * slot,
-                *constants,
+                *at,
+                *at[:1] * part.missing,
+                *part.numbers,
+                self._slots.rows_at + slot * SLOT_BYTES,
+                self._slots.programs_at + 4 * slot,
+                *last,
             )
-        return row
+            launches.append((launch, args))
+            slot += len(at)
+        self._launches, self._arranged = launches, (slot - self._count, stream)
+        return True

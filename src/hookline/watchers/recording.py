@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from hookline._errors import UnsupportedTensor
 from hookline.runs import SiteFacts
 from hookline.stats import Extras, Log, Update, open_log
+from hookline.watchers.batches import Batch
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
 from hookline.watchers.sorting import Event, UpdateEvent
@@ -30,6 +32,9 @@ from hookline.watchers.waiting import TOGETHER, Queue
 
 _CHECKED = 16
 """One step in so many goes the longer way, where every value is looked at: may it still wait?"""
+
+_MOST_BATCHES = 4096
+"""How many different ones are known; a model has a hundredth of them."""
 
 MakeFacts = Callable[[int, Tensor], SiteFacts]
 """Say what a site is, given its number and the first value seen there."""
@@ -75,6 +80,8 @@ class Recorder:
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
         """Values on a GPU that wait to be measured with others."""
+        self._batches: dict[tuple[int, ...], Batch] = {}
+        """By their sites, values that waited together."""
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
@@ -197,6 +204,9 @@ class Recorder:
     def measure_passing(self, site: int, value: Tensor) -> None:
         """Measure a value whose memory holds another as soon as this returns."""
         self.has_graphs = True
+        self._measure_alone(site, value)
+
+    def _measure_alone(self, site: int, value: Tensor) -> None:
         begun = time.perf_counter()
         try:
             log = self._logs.get(value.device) or self.log_for(value.device)
@@ -207,18 +217,20 @@ class Recorder:
 
     def measure_passing_together(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
         """Measure such values of one device."""
-        for start in range(0, len(values), TOGETHER):
-            self._measure_passing(sites[start : start + TOGETHER], values[start : start + TOGETHER])
-
-    def _measure_passing(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
         self.has_graphs = True
+        for start in range(0, len(values), TOGETHER):
+            end = start + TOGETHER
+            self._measure_alike(sites[start:end], values[start:end])
+
+    def _measure_alike(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
+        """Measure a few values of one device, as if none had come before."""
         begun = time.perf_counter()
         log = self._logs.get(values[0].device) or self.log_for(values[0].device)
         try:
             rows = log.add_together(values)
         except UnsupportedTensor:  # one of them; which, they tell one by one
             for site, value in zip(sites, values, strict=True):
-                self.measure_passing(site, value)
+                self._measure_alone(site, value)
         else:
             self._step.events += zip(sites, rows, repeat(log), strict=False)
             self.own_seconds += time.perf_counter() - begun
@@ -230,40 +242,32 @@ class Recorder:
 
         It tells whether they were as these are; else somebody may prepare for what comes now.
         """
+        log = self.log_for(values[0].device)
         parts = [
-            self._prepare(sites[start : start + TOGETHER], values[start : start + TOGETHER])
+            Batch(log, sites[start : start + TOGETHER], values[start : start + TOGETHER])
             for start in range(0, len(values), TOGETHER)
         ]
         if len(parts) == 1:
-            return parts[0]
+            return partial(self._measure_batch, parts[0])
 
         def measure(values: Sequence[Tensor]) -> bool:
             are_same = True
-            for number, measure_part in enumerate(parts):
+            for number, part in enumerate(parts):
                 start = number * TOGETHER
-                are_same &= measure_part(values[start : start + TOGETHER])
+                are_same &= self._measure_batch(part, values[start : start + TOGETHER])
             return are_same
 
         return measure
 
-    def _prepare(
-        self, sites: Sequence[int], values: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], bool]:
-        log = self.log_for(values[0].device)
-        again = log.repeat(values)
-        pairs = () if again is None else tuple(zip(sites, again.offsets, strict=True))
-
-        def measure(values: Sequence[Tensor]) -> bool:
-            begun = time.perf_counter()
-            row = -1 if again is None else again(values)
-            if row < 0:
-                self._measure_passing(sites, values)
-                return again is None
-            self._step.events += [(site, row + offset, log) for site, offset in pairs]
-            self.own_seconds += time.perf_counter() - begun
-            return True
-
-        return measure
+    def _measure_batch(self, batch: Batch, values: Sequence[Tensor]) -> bool:
+        begun = time.perf_counter()
+        events = batch.measure(values)
+        if events is None:
+            self._measure_alike(batch.sites, values)
+            return not batch.can_repeat
+        self._step.events += events
+        self.own_seconds += time.perf_counter() - begun
+        return True
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
@@ -297,20 +301,24 @@ class Recorder:
         self.own_seconds += time.perf_counter() - begun
         return found
 
-    def measure_waiting(self, sites: Sequence[int], values: Sequence[Tensor]) -> None:
-        """Measure values of one device that have waited, and are held by nobody else maybe."""
+    def measure_waiting(self, sites: tuple[int, ...], values: Sequence[Tensor | None]) -> None:
+        """Measure values of one device that have waited; where there is none, nothing is noted."""
         begun = time.perf_counter()
-        log = self._logs.get(values[0].device) or self.log_for(values[0].device)
-        for start in range(0, len(values), TOGETHER):
-            part = values[start : start + TOGETHER]
-            try:
-                rows = log.add_together(part)
-            except UnsupportedTensor:  # one of them; which, they tell one by one
-                for site, value in zip(sites[start:], part, strict=False):
-                    self.measure_now(site, value)
-            else:
-                self._step.events += zip(sites[start:], rows, repeat(log), strict=False)
-        self.own_seconds += time.perf_counter() - begun
+        batch = self._batches.get(sites)
+        events = None if batch is None else batch.measure(values)
+        if events is not None:
+            self._step.events += events
+            self.own_seconds += time.perf_counter() - begun
+            return
+        there = [(site, one) for site, one in zip(sites, values, strict=True) if one is not None]
+        for start in range(0, len(there), TOGETHER):
+            part = there[start : start + TOGETHER]
+            self._measure_alike([site for site, _ in part], [one for _, one in part])
+        if (batch is None or batch.is_outdated) and len(there) == len(sites):
+            if len(self._batches) == _MOST_BATCHES:  # they come together by chance
+                self._batches.clear()
+            found = [one for _, one in there]
+            self._batches[sites] = Batch(self.log_for(found[0].device), sites, found)
 
     def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
         """Measure any number of values, on a GPU several in one launch; give their rows."""

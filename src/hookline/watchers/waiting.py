@@ -12,10 +12,12 @@ place is found in the first step, and in those now and then that are heard the l
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,8 +39,45 @@ TOGETHER = 8
 _LARGE = 1 << 25
 """Elements of a value that may wait: a larger one is not worth its memory."""
 
-Box = tuple[int, list[Tensor | None]]
-"""A site, and its gradients that wait; where autograd made none, None is among them."""
+_version_of = attrgetter("_version")
+
+
+class Group:
+    """Gradients of a few sites, which wait for each other."""
+
+    __slots__ = ("boxes", "sites")
+
+    def __init__(self) -> None:
+        self.sites: tuple[int, ...] = ()
+        self.boxes: list[list[Tensor | None]] = []
+        """Those of each site; where autograd made none, None is among them."""
+
+    def add(self, site: int) -> list[Tensor | None]:
+        """Add a site, and give what its gradients are put into."""
+        box: list[Tensor | None] = []
+        self.sites += (site,)
+        self.boxes.append(box)
+        return box
+
+    def empty(self) -> tuple[tuple[int, ...], list[Tensor | None]]:
+        """Take out what waits: whose it is, and the gradients."""
+        found: list[Tensor | None] = []
+        try:
+            for box in self.boxes:
+                found.append(box.pop())  # noqa: PERF401 -- where one has none, these are kept
+        except IndexError:
+            pass
+        else:
+            if not any(self.boxes):
+                return self.sites, found
+        # A module that ran twice or not at all, or another thread was faster.
+        sites = list(self.sites[: len(found)])
+        for site, box in zip(self.sites, self.boxes, strict=True):
+            while box:
+                with contextlib.suppress(IndexError):
+                    found.append(box.pop())
+                    sites.append(site)
+        return tuple(sites), found
 
 
 class Lane:
@@ -53,10 +92,10 @@ class Lane:
         """The stream itself, to go back to it."""
         self.waiting: list[tuple[int, Tensor, int]] = []
         """Site, value and version; one list for good, so that others may hold on to it."""
-        self.groups: list[list[Box]] = []
+        self.groups: list[Group] = []
         """Gradients, in the order in which the outputs were first met, some together."""
         self.boxes: list[list[Tensor | None]] = []
-        """The same boxes, one by one."""
+        """What they are put into, site by site."""
         self.is_closed = False
         """Whether what still comes is of no interest any more."""
         self.lock = threading.Lock()
@@ -112,13 +151,14 @@ class Queue:
         """Make what takes the gradients of a site; None where they must not wait."""
         if site not in self._known or site in self.hasty:
             return None
-        box: list[Tensor | None] = []
+        is_first = not lane.groups or len(lane.groups[-1].sites) == TOGETHER
+        if is_first:
+            lane.groups.append(Group())
+        group = lane.groups[-1]
+        box = group.add(site)
         lane.boxes.append(box)
-        if lane.groups and len(lane.groups[-1]) < TOGETHER:
-            lane.groups[-1].append((site, box))
+        if not is_first:
             return box.append
-        group = [(site, box)]
-        lane.groups.append(group)
 
         def take(grad: Tensor | None) -> None:
             # It comes last of its group, unless the order is not the reverse: then others wait
@@ -136,7 +176,8 @@ class Queue:
             self.settle_values(lane)
             if any(lane.boxes):
                 for group in lane.groups:
-                    self._settle_gradients(lane, group)
+                    if any(group.boxes):
+                        self._settle_gradients(lane, group)
 
     def close(self) -> None:
         """Measure what waits, and take no gradient of what was met so far."""
@@ -150,31 +191,25 @@ class Queue:
         with lane.lock:
             waiting = lane.waiting[:]
             del lane.waiting[: len(waiting)]
-        sites, values = [], []
-        for site, value, version in waiting:
-            if value._version == version:
-                sites.append(site)
-                values.append(value)
-            else:  # what flowed there is gone: nothing is better than another
-                self.hasty |= {site}
-        if sites:
+        if not waiting:
+            return
+        sites, values, versions = zip(*waiting, strict=True)
+        if tuple(map(_version_of, values)) == versions:
+            self._measure(lane, sites, values)
+            return
+        # What flowed there is gone where one was changed: nothing is better than another.
+        self.hasty |= {site for site, value, version in waiting if value._version != version}
+        kept = [(site, value) for site, value, version in waiting if value._version == version]
+        if kept:
+            sites, values = zip(*kept, strict=True)
             self._measure(lane, sites, values)
 
-    def _settle_gradients(self, lane: Lane, group: Sequence[Box]) -> None:
-        sites, values = [], []
-        for site, box in group:
-            while box:
-                try:
-                    grad = box.pop()
-                except IndexError:  # another thread was faster
-                    break
-                if grad is not None:
-                    sites.append(site)
-                    values.append(grad)
+    def _settle_gradients(self, lane: Lane, group: Group) -> None:
+        sites, grads = group.empty()
         if sites:
-            self._measure(lane, sites, values)
+            self._measure(lane, sites, grads)
 
-    def _measure(self, lane: Lane, sites: list[int], values: list[Tensor]) -> None:
+    def _measure(self, lane: Lane, sites: tuple[int, ...], values: Sequence[Tensor | None]) -> None:
         recorder = self._recorder()
         if recorder is None or lane.is_closed or not recorder.is_on:
             return
