@@ -31,6 +31,16 @@ def test_it_asks_until_the_event_was_passed() -> None:
     assert time.perf_counter() - began > 2e-3  # slept between
 
 
+def test_it_asks_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    wait_for(Late(12))
+    assert len(pauses) == 12
+    assert pauses == sorted(pauses)
+    assert sum(pauses[:8]) < 0.06  # a step of 50 ms takes eight looks
+    assert max(pauses) < 0.02  # and whoever waits for the end of it does not wait much longer
+
+
 @pytest.mark.gpu
 def test_who_waits_does_not_end_a_recording_elsewhere() -> None:
     log = open_log(torch.device("cuda"))

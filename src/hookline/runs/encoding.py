@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,20 @@ class Encoded(NamedTuple):
 
 def pack_integers(values: Array) -> bytes:
     """Write whole numbers that are not negative in few bytes."""
-    whole = np.ascontiguousarray(values).astype("<i8")
+    return _pack(np.ascontiguousarray(values).astype("<i8"))
+
+
+def pack_shared(values: Array) -> bytes:
+    """Do so for numbers that are likely to be those of the step before, for less then."""
+    return _pack_known(np.ascontiguousarray(values).astype("<i8").tobytes())
+
+
+@lru_cache(maxsize=16)
+def _pack_known(raw: bytes) -> bytes:
+    return _pack(np.frombuffer(raw, "<i8"))
+
+
+def _pack(whole: Integers) -> bytes:
     top = int(whole.max(initial=0))
     size = next(size for size in _UNSIGNED if top < 1 << (8 * size))
     raw = whole.astype(_UNSIGNED[size]).tobytes()
@@ -73,7 +87,7 @@ def encode(kind: str, values: Array) -> Encoded:
         low, high = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
         return Encoded(bytes([low, high - 1 if high else 0]) + pack_integers(values[:, low:high]))
     norms = np.ascontiguousarray(values[:, 2], "<f8").tobytes()
-    return Encoded(norms, shared=pack_integers(values[:, 0]), rare=pack_integers(values[:, 1]))
+    return Encoded(norms, shared=pack_shared(values[:, 0]), rare=pack_integers(values[:, 1]))
 
 
 def decode(kind: str, blocks: Sequence[Encoded], count: int, *, at: Array) -> Array:
@@ -117,7 +131,7 @@ def _encode_rows(rows: Array) -> Encoded:
                 exact[:, wide].T.astype("<f8").tobytes(),
             ]
         )
-    return Encoded(narrow.tobytes(), shared=pack_integers(totals), rare=rare)
+    return Encoded(narrow.tobytes(), shared=pack_shared(totals), rare=rare)
 
 
 def _decode_rows(blocks: Sequence[Encoded], count: int, at: Array) -> Array:

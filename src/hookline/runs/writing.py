@@ -22,7 +22,7 @@ from hookline.runs.database import Database, explain_failure
 from hookline.runs.documents import to_json, write_document
 from hookline.runs.dump_files import DumpFile
 from hookline.runs.dumps import save_tensors
-from hookline.runs.encoding import encode, pack_integers
+from hookline.runs.encoding import encode, pack_shared
 from hookline.runs.environment import read_command, read_hookline_version
 from hookline.runs.occupancy import refuse_other_run
 from hookline.runs.processes import mark_process
@@ -256,7 +256,7 @@ class RunWriter:
             f"INSERT INTO block_{block.kind} VALUES (?, ?, ?, ?, ?)",
             (
                 key,
-                self._share(connection, pack_integers(layout)),
+                self._share(connection, pack_shared(layout)),
                 shared,
                 encoded.data,
                 encoded.rare,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +18,15 @@ _WIDTH = len(COLUMNS)
 
 PARTIAL_WIDTH = _WIDTH + 2
 """Numbers in a row on the device: those of a row, and of an update what was given and lost."""
+
+
+_NO_EXTRAS: dict[str, npt.NDArray[Any]] = {
+    "sketched": np.empty(0, np.int64),
+    "sketches": np.empty((0, SKETCH_WIDTH), np.float32),
+    "counted": np.empty(0, np.int64),
+    "counts": np.empty((0, 3)),
+    "histograms": np.empty((0, BINS), np.int64),
+}
 
 
 class CudaStep:
@@ -46,28 +58,32 @@ class CudaTaken:
         wait_for(self._event)
         with undisturbed():  # no mode is to see that
             flat = self._host.numpy()
-        ends = np.cumsum(self._sizes)
-        numbers, sketches, counts = (
-            flat[end - size : end].copy() for end, size in zip(ends, self._sizes, strict=True)
-        )
-        numbers = numbers.reshape(-1, PARTIAL_WIDTH)
-        step = self._step
+        step, size = self._step, self._sizes[0]
+        numbers = flat[:size].reshape(-1, PARTIAL_WIDTH)
         updated = np.array(step.updated, dtype=np.int64)
-        with np.errstate(over="ignore"):
-            narrow = sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32)
         measured = Measured(
             rows=numbers[:, :_WIDTH].copy(),
-            sketched=np.array(step.sketched, dtype=np.int64),
-            sketches=narrow,
-            counted=np.array(step.counted, dtype=np.int64),
-            counts=counts.reshape(-1, 3 + BINS)[:, :3].copy(),
-            histograms=counts.reshape(-1, 3 + BINS)[:, 3:].astype(np.int64),
             updated=updated,
             updates=numbers[updated, _WIDTH:],
+            **_NO_EXTRAS if len(flat) == size else self._read_extras(flat),
         )
         for row, (repeats, zeros) in step.compressed.items():
             _expand(measured, row, repeats, zeros)
         return measured
+
+    def _read_extras(self, flat: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:
+        """Read the sketches and counts, which most steps have none of."""
+        _, sketches, counts = np.split(flat, np.cumsum(self._sizes)[:2])
+        counts = counts.reshape(-1, 3 + BINS)
+        with np.errstate(over="ignore"):
+            narrow = sketches.reshape(-1, SKETCH_WIDTH).astype(np.float32)
+        return {
+            "sketched": np.array(self._step.sketched, dtype=np.int64),
+            "sketches": narrow,
+            "counted": np.array(self._step.counted, dtype=np.int64),
+            "counts": counts[:, :3].copy(),
+            "histograms": counts[:, 3:].astype(np.int64),
+        }
 
 
 def _expand(measured: Measured, row: int, repeats: int, zeros: int) -> None:

@@ -9,8 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-_FIRST, _LONGEST = 1e-4, 2e-3
-"""Seconds between two looks: each is longer than the one before, up to a bound."""
+_FIRST, _LONGEST = 2e-4, 1.6e-2
+"""Seconds between two looks: each is twice as long as the one before, up to a bound.
+
+A look takes Python's lock and the driver's from the thread that trains, and nobody is in a hurry:
+ten a step of 50 ms are better than thirty.
+"""
 
 _RELAXED = 2
 """The driver's mode of a thread whose questions do not end a recording elsewhere."""
