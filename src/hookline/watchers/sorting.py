@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hookline.runs import Block
 from hookline.stats import Log, Measured
@@ -18,33 +21,49 @@ UpdateEvent = tuple[int, int, int, "Log"]
 """An update's site, its row, the row of the weight before it, and the log of both."""
 
 
+_MOST_KNOWN = 4
+"""How many orders of events are remembered: steps that are looked at more closely have another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Events of a step, all in one log and one for each site, and how their rows are sorted."""
+
+    events: Sequence[Event]
+    log: Log
+    sites: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int64]
+
+
 class SiteSorter:
     """Bring the rows of a step into the order of their sites.
 
-    Most steps measure the same sites in the same order as the step before, each once: then what
-    was found out for that one holds again.
+    Most steps measure the same sites in the same order as one before, each once: then what was
+    found out for that one holds again.
     """
 
     def __init__(self) -> None:
-        self._events: Sequence[Event] = ()
-        self._sites: Any = None
-        self._rows: Any = None
+        self._known: deque[_Order] = deque(maxlen=_MOST_KNOWN)
 
     def sort(self, events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
         """Merge what was measured of each site; sites keep the order of their numbers."""
-        if events and events == self._events:
-            one = measured[events[0][2]]
+        known = next((one for one in self._known if one.events == events), None)
+        if known is not None:
+            one = measured[known.log]
             if not len(one.sketched) and not len(one.counted):
-                return [Block("rows", self._sites, one.rows[self._rows])]
+                return [Block("rows", known.sites, one.rows[known.rows])]
         blocks = _sort_by_site(events, measured)
-        self._events = ()
-        if len(blocks) == 1 and len(blocks[0].sites) == len(events):
-            logs = {log for _, _, log in events}
-            if len(logs) == 1:
-                ordered = sorted((site, row) for site, row, _ in events)
-                self._events, self._sites = events, blocks[0].sites
-                self._rows = np.array([row for _, row in ordered], dtype=np.int64)
+        if known is None:
+            self._remember(events, blocks)
         return blocks
+
+    def _remember(self, events: Sequence[Event], blocks: Sequence[Block]) -> None:
+        logs = {log for _, _, log in events}
+        if len(logs) != 1 or len(blocks) != 1 or len(blocks[0].sites) != len(events):
+            return
+        ordered = sorted((site, row) for site, row, _ in events)
+        rows = np.array([row for _, row in ordered], dtype=np.int64)
+        self._known.appendleft(_Order(events, logs.pop(), blocks[0].sites, rows))
 
 
 def _sort_by_site(events: Sequence[Event], measured: dict[Log, Measured]) -> list[Block]:
