@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hookline.runs import Block
 from hookline.stats import Log, Measured
 from hookline.stats.rows import derive, merge_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Event = tuple[int, int, "Log"]
 """A site, a row, and the log that the row is in."""
