@@ -89,8 +89,8 @@ Always the same, because compiled graphs look at keys: another one is another gr
 """
 
 
-def add_forward_hooks(module: nn.Module, pre: Any, post: Any, *, place: int = 0) -> int:
-    """Put a pre hook and a post hook on a module, with keyword arguments and on errors too.
+def add_forward_hooks(module: nn.Module, pre: Any | None, post: Any, *, place: int = 0) -> int:
+    """Put a pre hook, if any, and a post hook on a module, with keyword arguments, on errors too.
 
     A module has one such pair at each place: who has another reason to listen takes another.
 
@@ -98,8 +98,9 @@ def add_forward_hooks(module: nn.Module, pre: Any, post: Any, *, place: int = 0)
     when a session is opened for every call of a model.
     """
     key = _OWN_KEY + place
-    module._forward_pre_hooks[key] = pre
-    module._forward_pre_hooks_with_kwargs[key] = True
+    if pre is not None:
+        module._forward_pre_hooks[key] = pre
+        module._forward_pre_hooks_with_kwargs[key] = True
     module._forward_hooks[key] = post
     module._forward_hooks_with_kwargs[key] = True
     module._forward_hooks_always_called[key] = True

@@ -16,6 +16,7 @@ from trainings import addresses
 
 import hookline as hl
 from hookline.watchers import swift_ears, waiting
+from hookline.watchers.listening import WatchListener
 from hookline.watchers.recording import Recorder
 
 STEPS = 5
@@ -164,11 +165,65 @@ def test_the_short_way_measures_the_same(
     assert_same(watched, expected)
 
 
-def test_every_other_step_measures_the_same(as_on_a_gpu: Callable[[], Any]) -> None:
-    expected, _ = train("plain", every=2)
+@pytest.mark.parametrize("kind", ["plain", "reentrant", "other", "changed", "frozen"])
+def test_every_other_step_measures_the_same(kind: str, as_on_a_gpu: Callable[[], Any]) -> None:
+    expected, _ = train(kind, every=2)
     with as_on_a_gpu():
-        watched, _ = train("plain", every=2)
+        watched, _ = train(kind, every=2)
     assert_same(watched, expected)
+
+
+def test_a_step_after_one_without_goes_the_short_way_at_once(
+    as_on_a_gpu: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of the first step that is watched again take the listener's way no more."""
+    longer: list[str] = []
+    on_light = WatchListener.on_light
+
+    def note(self: WatchListener, output: Tensor, *, has_grad: bool) -> None:
+        longer.append(self.address)
+        on_light(self, output, has_grad=has_grad)
+
+    monkeypatch.setattr(WatchListener, "on_light", note)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = SGD(net.parameters(), lr=0.1)
+    taken = []
+    with as_on_a_gpu(), hl.watch(net, every=2, **OPTIONS) as watched:
+        for _ in range(6):
+            net(torch.randn(3)).sum().backward()
+            optimizer.step()
+            taken.append(len(longer))
+            longer.clear()
+    assert taken == [12, 0, 1, 0, 1, 0]  # after the first step, only the first value of a step
+    assert watched.series("11:output.grad", "count").values.tolist() == [3, 3, 3]
+
+
+def test_a_graph_of_an_earlier_step_is_not_heard_when_steps_are_watched_again(
+    as_on_a_gpu: Callable[[], Any],
+) -> None:
+    def measure() -> dict[str, list[Any]]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+        optimizer = SGD([one.bias for one in net], lr=0.1)  # no backward needs biases
+        older: list[Tensor] = []
+        with hl.watch(net, every=2, **OPTIONS) as watched:
+            for step in range(6):
+                loss = net(torch.randn(3)).sum()
+                if step == 4:
+                    older[2].backward()
+                loss.backward(retain_graph=True)
+                older.append(loss)
+                optimizer.step()
+        return numbers_of(watched)
+
+    expected = measure()
+    with as_on_a_gpu():
+        found = measure()
+    assert expected["11:output.grad count"] == [3, 3, 3]
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-9, abs=1e-12, nan_ok=True), name
 
 
 def test_most_gradients_come_without_python(as_on_a_gpu: Callable[[], Any]) -> None:

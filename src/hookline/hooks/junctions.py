@@ -34,7 +34,7 @@ from hookline.addresses.variables import forward_of, has_forward
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.callees import Callees
-from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced, prepare_compiler
+from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced
 from hookline.hooks.forwards import Skipping, StandIn
 from hookline.hooks.frames import Frame, is_called_directly, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
@@ -132,10 +132,11 @@ class Junction:
         if self.is_hookless:
             self._unhook()
         else:
-            if self._key == -1:
-                self._key = add_forward_hooks(self.module, PreHook(self), PostHook(self))
-                self._has_pre_hook = True
             is_light = self.plan.light is not None and self.plan.light[2].is_light
+            if self._key == -1:
+                pre = None if is_light else PreHook(self)
+                self._key = add_forward_hooks(self.module, pre, PostHook(self))
+                self._has_pre_hook = not is_light
             self.need_pre_hook(not is_light, is_new=True)
         if self._stand_in is None and self.must_be_noticed:
             self._stand_in = StandIn(self, self.module)
@@ -156,7 +157,6 @@ class Junction:
         """Make ready to be traced, where that can happen."""
         sessions = [session for session, _ in self._stations]
         if may_be_traced() or any(one.is_lasting for one in sessions):
-            prepare_compiler()
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
                 self.wiring = Wiring(self.module, self.plan, self.frames, previous=self.wiring)
                 self.traced = self.wiring.traced

@@ -25,6 +25,7 @@ from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints
 from hookline.hooks.aliases import Audit
+from hookline.hooks.compiled import may_be_traced, prepare_compiler
 from hookline.hooks.eagerly import stance
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.junctions import Junction
@@ -223,6 +224,8 @@ class Session:
         self.epoch = object()
         self.calls = 0
         self._call_numbers = itertools.count()
+        if self.is_lasting or may_be_traced():
+            prepare_compiler()
         with _attaching:
             try:
                 for station in self._stations.values():

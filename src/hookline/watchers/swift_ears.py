@@ -35,18 +35,20 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
     hook: GradientHook = hear_gradient
 
     def hear(output: Tensor) -> GradientHook | None:
-        if queue.open is lane and lane is not None and queue.hasty is hasty and listener.is_due:
+        opened = queue.open
+        if opened is not None and listener.is_due:
             device = output.get_device()
             if (
-                device == lane.device
-                and raw_cuda_stream(device) == lane.stream
+                device == opened.device
+                and raw_cuda_stream(device) == opened.stream
                 and not is_functorch_active()
                 and not is_tracing()
+                and ((opened is lane and queue.hasty is hasty) or turn_to(opened))
             ):
-                waiting = lane.waiting
+                waiting = opened.waiting
                 # Not before the next one comes: a module around often returns the very same.
                 if len(waiting) >= TOGETHER:
-                    queue.settle_values(lane)
+                    queue.settle_values(opened)
                 try:
                     waiting.append((site, output, output._version))
                 except RuntimeError:  # made in inference mode, it has no version
@@ -54,22 +56,30 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
                 return hook
         return hear_otherwise(output)
 
-    def hear_otherwise(output: Tensor) -> GradientHook | None:
+    def turn_to(opened: Lane) -> bool:
+        """Put values and gradients into a lane from now on; false where values must not wait."""
         nonlocal lane, hasty, site, hook
-        listener.on_light(output, has_grad=True)  # this may begin a step, or end the session
-        if session.epoch is not epoch or is_functorch_active():
-            return None
-        opened, device = queue.open, output.get_device()
-        if opened is None or opened.device != device or opened.stream != raw_cuda_stream(device):
-            return hear_gradient
+        if session.epoch is not epoch:
+            return False
         known = hooks.get(opened)
         if known is None:
             known = queue.make_box(opened, listener.gradient_site) or hear_gradient
         elif listener.gradient_site in queue.hasty:
             known = hear_gradient
         hooks[opened] = known
-        if listener.value_site not in queue.hasty:
-            lane, hasty, site, hook = opened, queue.hasty, listener.value_site, known
-        return known
+        if listener.value_site < 0 or listener.value_site in queue.hasty:
+            return False
+        lane, hasty, site, hook = opened, queue.hasty, listener.value_site, known
+        return True
+
+    def hear_otherwise(output: Tensor) -> GradientHook | None:
+        listener.on_light(output, has_grad=True)  # this may begin a step, or end the session
+        if session.epoch is not epoch or is_functorch_active():
+            return None
+        opened, device = queue.open, output.get_device()
+        if opened is None or opened.device != device or opened.stream != raw_cuda_stream(device):
+            return hear_gradient
+        turn_to(opened)
+        return hooks.get(opened, hear_gradient)
 
     return hear
