@@ -29,6 +29,9 @@ from hookline.watchers.working import Worker, say
 MOST_WAITING = 200
 """Steps that may wait for the disk; more are left out rather than fill the memory."""
 
+_GATHERING = 0.1
+"""Seconds in which steps gather, to be brought together, where nobody waits for what they tell."""
+
 
 class Delivery:
     """Bring each step to where it is kept."""
@@ -68,7 +71,8 @@ class Delivery:
         self._facts: list[SiteFacts] = []
         self._sorter = SiteSorter()
         self._units = UnitCounter()
-        self._worker = Worker("hookline-watch", guard.note)
+        gathering = 0.0 if reaction.acts else _GATHERING
+        self._worker = Worker("hookline-watch", guard.note, gathering=gathering)
 
     @property
     def is_own_thread(self) -> bool:

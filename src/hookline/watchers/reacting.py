@@ -39,6 +39,11 @@ class Reaction:
         self._waiting: Finding | None = None
 
     @property
+    def acts(self) -> bool:
+        """Whether anything is done about findings, so that they are wanted soon."""
+        return self._on_finding != "continue"
+
+    @property
     def raises(self) -> bool:
         """Whether an error among findings is to end the training."""
         return self._on_finding == "raise"
