@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pretended_device import pretend_device
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from trainings import addresses
 
 import hookline as hl
-from hookline.watchers import swift_ears, waiting
+from hookline.watchers import recording, swift_ears, waiting
 from hookline.watchers.listening import WatchListener
 from hookline.watchers.recording import Recorder
 
 STEPS = 5
+KINDS = ["plain", "reentrant", "other", "changed", "frozen"]
 OPTIONS: dict[str, Any] = {
     "parameters": None,
     "sketch_every": 0,
@@ -151,7 +153,7 @@ def backward_twice(loss: Tensor) -> None:
 @pytest.mark.parametrize(
     ("kind", "backward"),
     [
-        *((kind, Tensor.backward) for kind in ("plain", "reentrant", "other", "changed", "frozen")),
+        *((kind, Tensor.backward) for kind in KINDS),
         *((kind, backward_twice) for kind in ("plain", "frozen")),
     ],
 )
@@ -165,7 +167,20 @@ def test_the_short_way_measures_the_same(
     assert_same(watched, expected)
 
 
-@pytest.mark.parametrize("kind", ["plain", "reentrant", "other", "changed", "frozen"])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_log_of_a_gpu_measures_the_same(
+    kind: str, every: int, as_on_a_gpu: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = train(kind, every=every)
+    with pretend_device(monkeypatch) as device, as_on_a_gpu():
+        monkeypatch.setattr(recording, "open_log", lambda where: device.open_log())
+        watched, _ = train(kind, every=every)
+    assert_same(watched, expected)
+    assert device.launches.count(("measure_eight", "short")) > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_other_step_measures_the_same(kind: str, as_on_a_gpu: Callable[[], Any]) -> None:
     expected, _ = train(kind, every=2)
     with as_on_a_gpu():

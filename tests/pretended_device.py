@@ -1,0 +1,197 @@
+"""A CUDA device that is not there: its log measures tensors of the CPU by their addresses.
+
+All is as on a GPU but the kernels, which NumPy stands in for, and the tensors: so what the host
+does there is tested on any machine. A launch gets what Triton's own gets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hookline.stats import Log
+
+WIDTH = 10
+"""Numbers in a row on the device."""
+
+OWN_ARGUMENTS = {"measure": 4, "measure_eight": 26}
+"""How many arguments a kernel has before those it is compiled with."""
+
+_STARTS_TRITON = ("shares", "kernels", "grouping", "extra_kernels", "update_kernels")
+
+
+class PretendedDevice:
+    """What was launched on it, and on which stream work goes to it now."""
+
+    def __init__(self) -> None:
+        self.stream = 7
+        self.launches: list[tuple[str, str]] = []
+        """The kernel, and whether it went the `usual` way through Triton or the `short` one."""
+        self.open_log: Callable[[], Log]
+
+
+class _Kernel:
+    """Stand for one of Triton's: `kernel[grid](*args)` runs it, and gives what runs it again."""
+
+    def __init__(self, device: PretendedDevice, name: str, run: Callable[..., None]) -> None:
+        self.device, self.name, self.run = device, name, run
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*args: Any, **constants: Any) -> Any:
+            self.device.launches.append((self.name, "usual"))
+            self.run(args[0].dtype, *map(_to_number, args))
+            return SimpleNamespace(
+                run=self._make_short(), function=args[0].dtype, packed_metadata=None
+            )
+
+        return launch
+
+    def _make_short(self) -> Any:
+        def launch(x: int, y: int, z: int, stream: int, kind: torch.dtype, *args: Any) -> None:
+            assert stream == self.device.stream
+            self.device.launches.append((self.name, "short"))
+            before = 8  # what Triton takes besides
+            self.run(kind, *args[before : before + OWN_ARGUMENTS[self.name]])
+
+        return SimpleNamespace(
+            launch=launch,
+            global_scratch_size=0,
+            profile_scratch_size=0,
+            launch_cooperative_grid=False,
+            launch_pdl=False,
+        )
+
+
+def _to_number(argument: Tensor | int) -> int:
+    return argument.data_ptr() if isinstance(argument, Tensor) else argument
+
+
+def _measure(kind: torch.dtype, at: int, count: int, row_at: int, programs_at: int) -> None:
+    """Write the row of one tensor, as one program would."""
+    raw = (ctypes.c_char * (count * kind.itemsize)).from_address(at)
+    x = torch.frombuffer(bytearray(raw.raw), dtype=kind).double().numpy()
+    finite = x[np.isfinite(x)]
+    row = np.ctypeslib.as_array((ctypes.c_double * WIDTH).from_address(row_at))
+    row[:] = 0
+    row[:6] = len(finite), *(sum(one) for one in (np.isnan(x), x == np.inf, x == -np.inf)), 0, 0
+    row[4:6] = (finite.min(), finite.max()) if len(finite) else (np.inf, -np.inf)
+    if len(finite):
+        row[6:8] = finite.mean(), np.square(finite - finite.mean()).sum()
+    ctypes.c_int32.from_address(programs_at).value = 1
+
+
+def _measure_eight(kind: torch.dtype, *args: int) -> None:
+    places, counts, ends, (rows_at, programs_at) = args[:8], args[8:16], args[16:24], args[24:]
+    slots = importlib.import_module("hookline.stats.slots")
+    begin = 0
+    for number, (at, count, end) in enumerate(zip(places, counts, ends, strict=True)):
+        if end > begin:
+            row_at = rows_at + number * slots.SLOT_BYTES
+            _measure(kind, at, count, row_at, programs_at + 4 * number)
+        begin = end
+
+
+class _Reduce:
+    """Stand for the kernel that merges rows, of which here each tensor has one."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(partials: Tensor, programs: Tensor, out: Tensor, **constants: Any) -> None:
+            assert programs[: len(out)].tolist() == [1] * len(out)
+            out.copy_(partials[: len(out), 0])
+
+        return launch
+
+
+class _Event:
+    def record(self, stream: Any) -> None:
+        """Stand on a stream where everything is done at once."""
+
+    def query(self) -> bool:
+        return True
+
+
+@contextmanager
+def pretend_device(patch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    """Have the log of a CUDA device measure tensors of the CPU, until the patch is undone."""
+    device = PretendedDevice()
+    with _triton_there(patch):
+        names = ("kernels", "measuring", "launching", "slots", "repeating", "cuda")
+        kernels, measuring, launching, slots, repeating, cuda = (
+            importlib.import_module(f"hookline.stats.{name}") for name in names
+        )
+        patch.setattr(kernels, "measure", _Kernel(device, "measure", _measure))
+        patch.setattr(kernels, "measure_eight", _Kernel(device, "measure_eight", _measure_eight))
+        patch.setattr(kernels, "reduce_rows", _Reduce())
+        patch.setattr(launching.Launcher, "is_quick", True)
+        for module in (slots, repeating, cuda):
+            patch.setattr(module, "raw_cuda_stream", lambda index: device.stream)
+        for module in (repeating, cuda):
+            patch.setattr(module, "current_cuda_device", lambda: 0)
+        patch.setattr(cuda, "is_capturing_cuda_graph", lambda tensor: False)
+        plain = SimpleNamespace(
+            block=4, warps=4, programs=2, constants=lambda is_aligned: {}, see=lambda one: one
+        )
+        patch.setattr(measuring, "reading_of", lambda kind, capability: plain)
+        on_cpu = torch.device("cpu")
+        for module in (slots, cuda):
+            patch.setattr(module, "torch", _CudaTorch(on_cpu, device))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        patch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+        properties = SimpleNamespace(multi_processor_count=4)
+        patch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        device.open_log = lambda: cuda.CudaLog(SimpleNamespace(index=0))
+        yield device
+
+
+class _CudaTorch(ModuleType):
+    """Torch, whose CUDA devices are the CPU and whose memory is never page-locked."""
+
+    def __init__(self, on_cpu: torch.device, device: PretendedDevice) -> None:
+        super().__init__("torch")
+        self.device = lambda *place: on_cpu
+        self.cuda = SimpleNamespace(
+            Event=_Event,
+            current_stream=lambda index: SimpleNamespace(
+                cuda_stream=device.stream, wait_stream=lambda other: None
+            ),
+            get_sync_debug_mode=lambda: 0,
+            is_current_stream_capturing=lambda: False,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        return torch.empty(*size, **options)
+
+
+@contextmanager
+def _triton_there(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have Triton, or what its decorators need; what was loaded with that is forgotten again."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    triton, language = ModuleType("triton"), ModuleType("triton.language")
+    triton.jit = lambda function=None, **_: function or (lambda other: other)  # type: ignore[attr-defined]
+    triton.language = language  # type: ignore[attr-defined]
+    language.constexpr = lambda value: SimpleNamespace(value=value)  # type: ignore[attr-defined]
+    before = set(sys.modules)
+    patch.setitem(sys.modules, "triton", triton)
+    patch.setitem(sys.modules, "triton.language", language)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith("hookline.stats."):
+                del sys.modules[name]

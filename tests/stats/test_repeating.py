@@ -1,0 +1,139 @@
+"""Tensors that come together again, as the log of a GPU measures them, on a pretended one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from pretended_device import PretendedDevice, pretend_device
+from torch import Tensor
+
+from hookline.stats import Log, Measured
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    """Pretend that there is a GPU."""
+    with pretend_device(monkeypatch) as device:
+        yield device
+
+
+@pytest.fixture
+def log(device: PretendedDevice) -> Log:
+    """Give its log."""
+    return device.open_log()
+
+
+def draw(count: int, kind: torch.dtype = torch.float32) -> Tensor:
+    """Give numbers whose statistics tell whose they are."""
+    return (torch.randn(count) * 2 + 5).to(kind)
+
+
+def assert_measured(measured: Measured, values: Sequence[Tensor], rows: Sequence[int]) -> None:
+    """Compare rows with what torch gives."""
+    for value, row in zip(values, rows, strict=True):
+        wide = value.double()
+        found = measured.rows[row]
+        assert found[0] == wide.numel()
+        expected = [one.item() for one in (wide.min(), wide.max(), wide.mean())]
+        assert found[4:7].tolist() == pytest.approx(expected)
+
+
+def test_the_device_measures_as_torch_does(log: Log, device: PretendedDevice) -> None:
+    values = [draw(count, torch.bfloat16) for count in (5, 70, 700)]
+    rows = [log.add(values[0]), *log.add_together(values), log.add(values[2])]
+    assert_measured(log.take().wait(), [values[0], *values, values[2]], rows)
+    assert device.launches == [
+        ("measure", "usual"),
+        ("measure_eight", "usual"),
+        ("measure", "short"),
+    ]
+
+
+def test_tensors_of_several_dtypes_come_again(log: Log, device: PretendedDevice) -> None:
+    kinds = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float16, torch.float32)
+    for turn in range(1, 4):
+        values = [draw(100 * turn, kind) for kind in kinds]
+        log.add_together(values)
+        repeat = log.repeat(values)
+        assert repeat is not None
+        log.take()
+        for others in (values, [draw(100 * turn, kind) for kind in kinds]):
+            for _ in range(2):  # where they lay the last time, and elsewhere
+                before = len(device.launches)
+                row = repeat(others)
+                assert [way for _, way in device.launches[before:]] == ["short"] * 3
+                log.add(others[0])
+                rows = [row + offset for offset in repeat.offsets]
+                assert sorted(rows) == list(range(row, row + 5))
+        assert_measured(log.take().wait(), others, rows)
+
+
+def test_other_tensors_take_the_same_rows_in_the_next_step(log: Log) -> None:
+    first, second = [draw(64), draw(65)], [draw(64), draw(65)]
+    log.add_together(first)
+    repeat = log.repeat(first)
+    assert repeat is not None
+    for values in (first, second, second, first):
+        log.take()
+        assert repeat(values) == 0
+        assert_measured(log.take().wait(), values, repeat.offsets)
+
+
+def test_more_tensors_than_there_are_slots_for_have_rows_of_their_own(log: Log) -> None:
+    groups = [[draw(64) for _ in range(8)] for _ in range(80)]
+    log.add_together(groups[0])
+    repeat = log.repeat(groups[0])
+    assert repeat is not None
+    for _ in range(2):
+        log.take()
+        rows: list[int] = []
+        for values in groups:
+            row = repeat(values)
+            rows += log.add_together(values) if row < 0 else [row + n for n in repeat.offsets]
+        assert rows == list(range(640))
+        values = [one for group in groups for one in group]
+        assert_measured(log.take().wait(), values, rows)
+
+
+def test_a_stream_is_used_once_it_is_known(log: Log, device: PretendedDevice) -> None:
+    first, second = [draw(64), draw(65)], [draw(64), draw(65)]
+    log.add_together(first)
+    repeat = log.repeat(first)
+    assert repeat is not None
+    log.take()
+    assert repeat(first) == 0
+    device.stream = 9
+    assert repeat(first) == -1  # nobody would wait for it
+    log.add_together(first)
+    row = repeat(second)  # the launch itself says that it is on the new stream
+    assert row == 4
+    assert_measured(log.take().wait(), second, [row + n for n in repeat.offsets])
+
+
+def test_memory_is_shared_by_the_same_tensors_each_time(log: Log) -> None:
+    x, y = draw(64), draw(64)
+    shared = [x, x.view(8, 8), y]
+    log.add_together(shared)
+    repeat = log.repeat(shared)
+    assert repeat is not None
+    assert repeat.offsets == [0, 0, 1]
+    assert repeat(shared) >= 0
+    assert repeat([y, y.view(8, 8), x]) >= 0
+    assert repeat([x, x.clone().view(8, 8), y]) == -1
+    freed = draw(64)
+    freed.untyped_storage().resize_(0)
+    assert repeat([freed, freed.view(8, 8), y]) == -1
+    assert repeat([x.view(64)[16:], x.view(8, 8), y]) == -1
+
+
+def test_what_is_large_or_lies_askew_is_not_repeated(log: Log) -> None:
+    assert log.repeat([draw(64), draw(64).view(8, 8).t()]) is None
+    assert log.repeat([draw(64), draw(64)[1:]]) is None  # at an address that is not aligned
+    assert log.repeat([draw(8) for _ in range(9)]) is None
+    values = [draw(64), draw(64)]
+    log.add_together(values)
+    repeat = log.repeat(values)
+    assert repeat is not None
+    assert repeat([draw(65)[1:], draw(64)]) == -1
