@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from hookline.stats import Log
+from hookline.watchers import swift_ears, waiting
+from hookline.watchers.recording import Recorder
 
 WIDTH = 10
 """Numbers in a row on the device."""
@@ -27,14 +30,14 @@ WIDTH = 10
 OWN_ARGUMENTS = {"measure": 4, "measure_eight": 26}
 """How many arguments a kernel has before those it is compiled with."""
 
-_STARTS_TRITON = ("shares", "kernels", "grouping", "extra_kernels", "update_kernels")
-
 
 class PretendedDevice:
     """What was launched on it, and on which stream work goes to it now."""
 
     def __init__(self) -> None:
         self.stream = 7
+        self.is_idle = False
+        """Whether kernels do nothing, so that what leads to them can be timed."""
         self.launches: list[tuple[str, str]] = []
         """The kernel, and whether it went the `usual` way through Triton or the `short` one."""
         self.open_log: Callable[[], Log]
@@ -58,6 +61,8 @@ class _Kernel:
 
     def _make_short(self) -> Any:
         def launch(x: int, y: int, z: int, stream: int, kind: torch.dtype, *args: Any) -> None:
+            if self.device.is_idle:
+                return
             assert stream == self.device.stream
             self.device.launches.append((self.name, "short"))
             before = 8  # what Triton takes besides
@@ -104,8 +109,14 @@ def _measure_eight(kind: torch.dtype, *args: int) -> None:
 class _Reduce:
     """Stand for the kernel that merges rows, of which here each tensor has one."""
 
+    def __init__(self, device: PretendedDevice) -> None:
+        self.device = device
+
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(partials: Tensor, programs: Tensor, out: Tensor, **constants: Any) -> None:
+            if self.device.is_idle:
+                out.zero_()
+                return
             assert programs[: len(out)].tolist() == [1] * len(out)
             out.copy_(partials[: len(out), 0])
 
@@ -124,33 +135,45 @@ class _Event:
 def pretend_device(patch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
     """Have the log of a CUDA device measure tensors of the CPU, until the patch is undone."""
     device = PretendedDevice()
-    with _triton_there(patch):
-        names = ("kernels", "measuring", "launching", "slots", "repeating", "cuda")
-        kernels, measuring, launching, slots, repeating, cuda = (
-            importlib.import_module(f"hookline.stats.{name}") for name in names
-        )
-        patch.setattr(kernels, "measure", _Kernel(device, "measure", _measure))
-        patch.setattr(kernels, "measure_eight", _Kernel(device, "measure_eight", _measure_eight))
-        patch.setattr(kernels, "reduce_rows", _Reduce())
-        patch.setattr(launching.Launcher, "is_quick", True)
-        for module in (slots, repeating, cuda):
-            patch.setattr(module, "raw_cuda_stream", lambda index: device.stream)
-        for module in (repeating, cuda):
-            patch.setattr(module, "current_cuda_device", lambda: 0)
-        patch.setattr(cuda, "is_capturing_cuda_graph", lambda tensor: False)
-        plain = SimpleNamespace(
-            block=4, warps=4, programs=2, constants=lambda is_aligned: {}, see=lambda one: one
-        )
-        patch.setattr(measuring, "reading_of", lambda kind, capability: plain)
-        on_cpu = torch.device("cpu")
-        for module in (slots, cuda):
-            patch.setattr(module, "torch", _CudaTorch(on_cpu, device))
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-        properties = SimpleNamespace(multi_processor_count=4)
-        patch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-        device.open_log = lambda: cuda.CudaLog(SimpleNamespace(index=0))
+    before = set(sys.modules)
+    names = ("kernels", "measuring", "launching", "slots", "repeating", "cuda")
+    with _triton_there():
+        modules = [importlib.import_module(f"hookline.stats.{name}") for name in names]
+    kernels, measuring, launching, slots, repeating, cuda = modules
+    patch.setattr(kernels, "measure", _Kernel(device, "measure", _measure))
+    patch.setattr(kernels, "measure_eight", _Kernel(device, "measure_eight", _measure_eight))
+    patch.setattr(kernels, "reduce_rows", _Reduce(device))
+    patch.setattr(launching.Launcher, "is_quick", True)
+    for module in (slots, repeating, cuda):
+        patch.setattr(module, "raw_cuda_stream", lambda index: device.stream)
+    for module in (repeating, cuda):
+        patch.setattr(module, "current_cuda_device", lambda: -1)  # as tensors of the CPU say
+    patch.setattr(cuda, "is_capturing_cuda_graph", lambda tensor: False)
+    plain = SimpleNamespace(
+        block=4, warps=4, programs=2, constants=lambda is_aligned: {}, see=lambda one: one
+    )
+    patch.setattr(measuring, "reading_of", lambda kind, capability: plain)
+    on_cpu = torch.device("cpu")
+    for module in (slots, cuda):
+        patch.setattr(module, "torch", _CudaTorch(on_cpu, device))
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    patch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    properties = SimpleNamespace(multi_processor_count=4)
+    patch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+    def open_log() -> Log:
+        log = cuda.CudaLog(SimpleNamespace(index=0))
+        log._index = -1
+        return log
+
+    device.open_log = open_log
+    try:
         yield device
+    finally:
+        if importlib.util.find_spec("triton") is None:  # else nobody could tell how they came there
+            for name in set(sys.modules) - before:
+                if name.startswith("hookline.stats."):
+                    del sys.modules[name]
 
 
 class _CudaTorch(ModuleType):
@@ -177,8 +200,8 @@ class _CudaTorch(ModuleType):
 
 
 @contextmanager
-def _triton_there(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Triton, or what its decorators need; what was loaded with that is forgotten again."""
+def _triton_there() -> Iterator[None]:
+    """Have Triton, or as much of it as it takes to load kernels; torch sees nothing of that."""
     if importlib.util.find_spec("triton") is not None:
         yield
         return
@@ -186,12 +209,20 @@ def _triton_there(patch: pytest.MonkeyPatch) -> Iterator[None]:
     triton.jit = lambda function=None, **_: function or (lambda other: other)  # type: ignore[attr-defined]
     triton.language = language  # type: ignore[attr-defined]
     language.constexpr = lambda value: SimpleNamespace(value=value)  # type: ignore[attr-defined]
-    before = set(sys.modules)
-    patch.setitem(sys.modules, "triton", triton)
-    patch.setitem(sys.modules, "triton.language", language)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "triton", triton)
+        patch.setitem(sys.modules, "triton.language", language)
         yield
-    finally:
-        for name in set(sys.modules) - before:
-            if name.startswith("hookline.stats."):
-                del sys.modules[name]
+
+
+def have_values_wait(patch: pytest.MonkeyPatch) -> None:
+    """Have a watch let values on the CPU wait for others, as it does those on a GPU."""
+
+    def measure(self: Recorder, site: int, value: Tensor) -> None:
+        if self.extras or not self.queue.take(site, value):
+            self.measure_now(site, value)
+
+    for module in (waiting, swift_ears):
+        patch.setattr(module, "raw_cuda_stream", lambda device: 0)
+    patch.setattr(waiting, "current_stream", lambda device: None)
+    patch.setattr(Recorder, "measure", measure)

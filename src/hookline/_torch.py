@@ -64,11 +64,16 @@ current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 """Give the index of the CUDA device that is current; CUDA must have been initialised."""
 
 
+is_nested: Any = vars(torch._C.TensorBase)["is_nested"].__get__
+"""Tell whether a tensor is a nested one, which has no sizes; what is no tensor is a TypeError."""
+
+
 def guard_tensors(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """Give what tells whether as many tensors are like these, given one by one, in one call.
 
     Like them in class, dtype, device, layout, sizes, strides and need of a gradient, under the same
-    modes of dispatch. All are to be different objects: one that comes twice is never like.
+    modes of dispatch. All are to be different objects: one that comes twice is never like. A nested
+    tensor that is given ends the process: look before.
     """
     sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
     make: Any = guards.TensorGuards

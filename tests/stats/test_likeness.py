@@ -35,9 +35,21 @@ def test_tensors_in_other_memory_are_like() -> None:
         lambda one: one.as_subclass(type("Own", (Tensor,), {})),
         torch._neg_view,
         Tensor.to_sparse,
+        lambda one: torch.nested.nested_tensor([one, one]),
         lambda one: None,
     ],
-    ids=["size", "strides", "dtype", "device", "grad", "class", "negated", "sparse", "none"],
+    ids=[
+        "size",
+        "strides",
+        "dtype",
+        "device",
+        "grad",
+        "class",
+        "negated",
+        "sparse",
+        "nested",
+        "none",
+    ],
 )
 def test_what_differs_in_one_is_not_like(change: Callable[[Tensor], Tensor | None]) -> None:
     likeness = Likeness(draw())

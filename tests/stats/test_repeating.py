@@ -128,6 +128,38 @@ def test_memory_is_shared_by_the_same_tensors_each_time(log: Log) -> None:
     assert repeat([x.view(64)[16:], x.view(8, 8), y]) == -1
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_measured_the_longer_way(log: Log) -> None:
+    """Torch's guard would end the process: it asks for sizes first, which they have not."""
+    plain = [draw(64), draw(64)]
+    mixed = [plain[0], torch.nested.nested_tensor([draw(4), draw(5)])]
+    assert log.repeat(mixed) is None
+    log.add_together(plain)
+    repeat = log.repeat(plain)
+    assert repeat is not None
+    assert repeat(mixed) == -1
+    assert repeat([plain[0], None]) == -1
+    assert repeat(plain) >= 0
+
+
+def test_a_default_device_changes_nothing(log: Log) -> None:
+    """It is a mode, which would see every look at a tensor."""
+    seen: list[object] = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    values = [draw(64), draw(65)]
+    log.add_together(values)
+    with torch.device("cpu"), Seeing():
+        repeat = log.repeat(values)
+        assert repeat is not None
+        assert repeat(values) >= 0
+    assert not seen
+
+
 def test_what_is_large_or_lies_askew_is_not_repeated(log: Log) -> None:
     assert log.repeat([draw(64), draw(64).view(8, 8).t()]) is None
     assert log.repeat([draw(64), draw(64)[1:]]) is None  # at an address that is not aligned

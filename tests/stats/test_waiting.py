@@ -37,7 +37,7 @@ def test_it_asks_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(Late(12))
     assert len(pauses) == 12
     assert pauses == sorted(pauses)
-    assert sum(pauses[:8]) < 0.06  # a step of 50 ms takes eight looks
+    assert sum(pauses[:8]) < 0.06  # 50 ms take nine looks
     assert max(pauses) < 0.02  # and whoever waits for the end of it does not wait much longer
 
 

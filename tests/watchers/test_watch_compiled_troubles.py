@@ -167,10 +167,28 @@ with hl.watch(model) as watched:
 print(watched.series("0:output.grad", "count").values.tolist())
 """
 
+LEFT = """
+import sys
+import torch
+from torch import nn
+import hookline as hl
 
-def test_a_watch_may_begin_before_the_compiler_is_loaded() -> None:
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+with hl.watch(model) as watched:
+    with hl.capture(model, "*"):
+        assert "torch._dynamo" not in sys.modules
+        call = torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        call(torch.ones(2, 3)).sum().backward()
+        watched.step()
+print(watched.series("0:output.grad", "count").values.tolist())
+"""
+
+
+@pytest.mark.parametrize("script", [UNLOADED, LEFT], ids=["alone", "left by a capture"])
+def test_a_watch_may_begin_before_the_compiler_is_loaded(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UNLOADED], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[8.0, 8.0, 8.0]"

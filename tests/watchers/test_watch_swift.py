@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pretended_device import pretend_device
+from pretended_device import have_values_wait, pretend_device
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from trainings import addresses
 
 import hookline as hl
+from hookline.hooks import module_hooks
 from hookline.watchers import recording, swift_ears, waiting
 from hookline.watchers.listening import WatchListener
-from hookline.watchers.recording import Recorder
+from hookline.watchers.waiting import Lane, Queue
 
 STEPS = 5
 KINDS = ["plain", "reentrant", "other", "changed", "frozen"]
@@ -35,17 +39,10 @@ OPTIONS: dict[str, Any] = {
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """Give what makes values on the CPU wait for others, from the second step on."""
 
-    def measure(self: Recorder, site: int, value: Tensor) -> None:
-        if self.extras or not self.queue.take(site, value):
-            self.measure_now(site, value)
-
     @contextlib.contextmanager
     def pretend() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(waiting, "raw_cuda_stream", lambda device: 0)
-            patch.setattr(waiting, "current_stream", lambda device: None)
-            patch.setattr(swift_ears, "raw_cuda_stream", lambda device: 0)
-            patch.setattr(Recorder, "measure", measure)
+            have_values_wait(patch)
             yield
 
     return pretend
@@ -239,6 +236,98 @@ def test_a_graph_of_an_earlier_step_is_not_heard_when_steps_are_watched_again(
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-9, abs=1e-12, nan_ok=True), name
+
+
+def test_sites_that_are_due_more_seldom_have_gradients_as_seldom(
+    as_on_a_gpu: Callable[[], Any],
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = SGD(net.parameters(), lr=0.1)
+    with as_on_a_gpu(), hl.watch(net, every={"**": 1, "5": 3}, **OPTIONS) as watched:
+        for _ in range(7):
+            net(torch.randn(3)).sum().backward()
+            optimizer.step()
+    for site in ("5:output", "5:output.grad"):
+        assert [*watched.series(site, "count").values] == pytest.approx(
+            [3, *[math.nan] * 2, 3, *[math.nan] * 2, 3], nan_ok=True
+        )
+    assert watched.series("6:output.grad", "count").values.tolist() == [3] * 7
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_values_that_have_become_large_do_not_wait(
+    every: int, as_on_a_gpu: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = SGD(net.parameters(), lr=1e-9)
+    waited: list[int] = []
+    settle = Queue.settle_values
+
+    def note(self: Queue, lane: Lane) -> None:
+        waited.extend(value.numel() for _, value, _ in lane.waiting)
+        settle(self, lane)
+
+    monkeypatch.setattr(Queue, "settle_values", note)
+    for module in (waiting, swift_ears):
+        monkeypatch.setattr(module, "LARGE", 20)
+    with as_on_a_gpu(), hl.watch(net, every=every, **OPTIONS) as watched:
+        for step in range(9):
+            net(torch.randn(100 if step in (4, 6) else 2, 3)).sum().backward()
+            optimizer.step()
+    assert set(waited) == {6}
+    counts = watched.series("11:output", "count").values.tolist()
+    assert counts == [6, 6, 6, 6, 300, 6, 300, 6, 6][::every]
+
+
+def test_threads_that_share_an_ear_keep_their_lanes(
+    as_on_a_gpu: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under DataParallel, where one runs while the other lets go of Python's lock."""
+    stream = threading.local()
+    monkeypatch.setattr(stream, "number", 1, raising=False)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(20)))
+    optimizer = SGD([one.bias for one in net], lr=0.1)
+    settle, hook_output = Queue.settle_values, module_hooks.hook_output
+    mixed: list[int] = []
+
+    def run_on_another_stream() -> None:
+        stream.number = 2
+        net(torch.randn(3))
+
+    def settle_meanwhile(self: Queue, lane: Lane) -> None:
+        settle(self, lane)
+        is_heard = sys._getframe(1).f_code.co_name == "hear"
+        if is_heard and stream.number == 1:
+            thread = threading.Thread(target=run_on_another_stream)
+            thread.start()
+            thread.join()
+
+    def check(module: nn.Module, output: Tensor, hook: Any) -> bool:
+        lanes = watched._recorder.queue._lanes.values()
+        cells = [one.cell_contents for one in getattr(hook, "__closure__", None) or ()]
+        held = [getattr(hook, "__self__", None), *cells]  # a box, or a lane, by the kind of hook
+        own = [
+            lane.stream
+            for lane in lanes
+            if any(one is thing for one in (*lane.boxes, lane) for thing in held)
+        ]
+        mixed.extend({one - stream.number for one in own})
+        return hook_output(module, output, hook)
+
+    monkeypatch.setattr(Queue, "settle_values", settle_meanwhile)
+    monkeypatch.setattr(module_hooks, "hook_output", check)
+    with as_on_a_gpu():
+        for module in (waiting, swift_ears):
+            monkeypatch.setattr(module, "raw_cuda_stream", lambda device: stream.number)
+        with hl.watch(net, **OPTIONS) as watched:
+            for _ in range(4):
+                net(torch.randn(3)).sum().backward()
+                optimizer.step()
+    assert len(mixed) > 40
+    assert not any(mixed)
 
 
 def test_most_gradients_come_without_python(as_on_a_gpu: Callable[[], Any]) -> None:

@@ -203,22 +203,39 @@ def test_values_that_come_again_are_measured_as_before(repeating: type[Repeating
     assert (repeating.known, repeating.repeated) == (2, 10)
 
 
-def test_values_of_another_size_are_measured_too_and_known_when_they_stay(
-    repeating: type[RepeatingLog],
-) -> None:
-    recorder = make_recorder(2)
-
-    def measure(size: int) -> None:
+def measure_sizes(recorder: Recorder, sizes: Sequence[int]) -> None:
+    """Measure values of two sites together, in these sizes one after the other."""
+    for size in sizes:
         recorder.measure_waiting((0, 1), [torch.ones(size), torch.ones(2, size)])
 
-    measure(3)
-    for size in (4, 3, 5, 3):
-        measure(size)
-    assert (repeating.known, repeating.repeated) == (1, 2)
-    for _ in range(12):
-        measure(7)
-    assert repeating.known == 2
-    assert repeating.repeated > 2
+
+def test_values_whose_sizes_take_turns_are_all_known(repeating: type[RepeatingLog]) -> None:
+    recorder = make_recorder(2)
+    measure_sizes(recorder, [3, 4, 5, 6] * 5)
+    assert (repeating.known, repeating.repeated) == (4, 16)
+    assert read_means(recorder) == {0: 1.0, 1: 1.0}
+
+
+def test_values_of_many_sizes_are_known_now_and_then(repeating: type[RepeatingLog]) -> None:
+    recorder = make_recorder(2)
+    measure_sizes(recorder, range(1, 51))
+    assert 4 < repeating.known < 12
+    assert repeating.repeated == 0
+    known = repeating.known
+    measure_sizes(recorder, [77] * 12)
+    assert repeating.known == known + 1
+    assert repeating.repeated >= 3
+    assert read_means(recorder) == {0: 1.0, 1: 1.0}
+
+
+def test_values_that_cannot_be_repeated_are_not_asked_about_each_time(
+    repeating: type[RepeatingLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(repeating, "repeat", lambda self, tensors: asked.append(len(tensors)))
+    recorder = make_recorder(2)
+    measure_sizes(recorder, [3] * 40)
+    assert len(asked) == 8
     assert read_means(recorder) == {0: 1.0, 1: 1.0}
 
 

@@ -34,7 +34,7 @@ from hookline.addresses.variables import forward_of, has_forward
 from hookline.hooks import aliases, gradients
 from hookline.hooks.arguments import bind, unbind
 from hookline.hooks.callees import Callees
-from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced
+from hookline.hooks.compiled import UNREADY, Wiring, may_be_traced, prepare_compiler
 from hookline.hooks.forwards import Skipping, StandIn
 from hookline.hooks.frames import Frame, is_called_directly, may_be_wired, versions
 from hookline.hooks.inside import NOTHING_INSIDE, settle
@@ -158,6 +158,7 @@ class Junction:
         sessions = [session for session, _ in self._stations]
         if may_be_traced() or any(one.is_lasting for one in sessions):
             if self.wiring is None or not self.wiring.serves(self.module, self.plan):
+                prepare_compiler()  # what is made now counts on it, if it is there
                 self.wiring = Wiring(self.module, self.plan, self.frames, previous=self.wiring)
                 self.traced = self.wiring.traced
         else:

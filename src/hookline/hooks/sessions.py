@@ -224,10 +224,10 @@ class Session:
         self.epoch = object()
         self.calls = 0
         self._call_numbers = itertools.count()
-        if self.is_lasting or may_be_traced():
-            prepare_compiler()
         with _attaching:
             try:
+                if self.is_lasting or may_be_traced():
+                    prepare_compiler()  # it may have come since this was open before
                 for station in self._stations.values():
                     self._attach(station)
                     if self._regions_compiled and not self.is_eager:

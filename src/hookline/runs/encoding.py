@@ -51,7 +51,7 @@ def pack_shared(values: Array) -> bytes:
     return _pack_known(np.ascontiguousarray(values).astype("<i8").tobytes())
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _pack_known(raw: bytes) -> bytes:
     return _pack(np.frombuffer(raw, "<i8"))
 

@@ -17,12 +17,13 @@ slots.py      where they leave partial rows; arriving.py what is on its way from
 waiting.py    waiting for it, out of the way of who gives the device work
 shares.py     what the Triton kernels are made of, with grouping.py; kernels.py,
               update_kernels.py and extra_kernels.py those that are launched
-launching.py  how they are launched; repeating.py again and again for the same kinds of tensors
+launching.py  how they are launched; repeating.py again and again for the same kinds of tensors,
+              which likeness.py tells
 anywhere.py   the log of any other device, by plain torch operations
 """
 
 from __future__ import annotations
 
-from hookline.stats.logs import Extras, Log, Measured, Taken, Update, open_log
+from hookline.stats.logs import Extras, Log, Measured, Repeat, Taken, Update, open_log
 
-__all__ = ["Extras", "Log", "Measured", "Taken", "Update", "open_log"]
+__all__ = ["Extras", "Log", "Measured", "Repeat", "Taken", "Update", "open_log"]

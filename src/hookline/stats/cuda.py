@@ -198,46 +198,26 @@ class CudaLog:
         if has_function_mode():
             with torch._C.DisableTorchFunction():
                 return self.add_together(tensors)
-        rows = [-1] * len(tensors)
-        groups: dict[torch.dtype, tuple[list[int], list[int], list[Tensor], list[int]]] = {}
-        for number, one in enumerate(tensors):
-            at, size, kind = _find_plain(one), one.numel(), one.dtype
-            if not at or size >= _ALONE:
-                rows[number] = self.add(one)
-                continue
-            group = groups.get(kind)
-            if group is None:
-                group = groups[kind] = ([], [], [], [])
-            places, sizes, shown, numbers = group
-            if not places or at != places[-1] or size != sizes[-1]:
-                places.append(at)
-                sizes.append(size)
-                shown.append(one)
-            rows[number] = len(places) - 1
-            numbers.append(number)
-        for kind, (places, sizes, shown, numbers) in groups.items():
-            is_one = len(shown) == 1
-            first = self.add(shown[0]) if is_one else self._launch(kind, places, sizes, shown)
-            for number in numbers:
-                rows[number] += first
+        groups, readers = self._group(tensors)
+        rows = [-1 if number in readers else self.add(one) for number, one in enumerate(tensors)]
+        for kind, group in groups.items():
+            read = [tensors[number] for number in group]
+            first = self.add(read[0]) if len(read) == 1 else self._launch(kind, read)
+            for row, number in enumerate(group, start=first):
+                rows[number] = row
+        for number, reader in readers.items():
+            rows[number] = rows[reader]
         return rows
 
     def repeat(self, tensors: Sequence[Tensor]) -> Repeat | None:
         """Give what measures tensors like these, if one launch for each dtype can."""
-        groups: dict[torch.dtype, list[int]] = {}
-        readers: list[int] = []
-        for number, one in enumerate(tensors):
-            if not _find_plain(one) or one.numel() >= _ALONE:
-                return None
-            group = groups.setdefault(one.dtype, [])
-            last = tensors[group[-1]] if group else None
-            is_shared = last is not None and last.data_ptr() == one.data_ptr()
-            if last is not None and is_shared and last.numel() == one.numel():
-                readers.append(group[-1])
-            else:
-                readers.append(number)
-                group.append(number)
-        if max(map(len, groups.values())) > TOGETHER:
+        if has_function_mode():
+            with torch._C.DisableTorchFunction():
+                return self.repeat(tensors)
+        if any(one.is_nested or one.get_device() != self._index for one in tensors):
+            return None
+        groups, readers = self._group(tensors)
+        if len(readers) < len(tensors) or max(map(len, groups.values())) > TOGETHER:
             return None
         parts = [
             self._make_part(kind, group, [tensors[number].numel() for number in group])
@@ -247,35 +227,59 @@ class CudaLog:
             tensors, parts, readers=readers, index=self._index, slots=self._slots, lock=self._lock
         )
 
+    def _group(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[dict[torch.dtype, list[int]], dict[int, int]]:
+        """Put those of a dtype together whose memory is read; tell by which each of them is read.
+
+        What a kernel for several cannot read as it is is by none.
+        """
+        groups: dict[torch.dtype, list[int]] = {}
+        readers: dict[int, int] = {}
+        for number, one in enumerate(tensors):
+            at, size = _find_plain(one), one.numel()
+            if not at or size >= _ALONE:
+                continue
+            group = groups.setdefault(one.dtype, [])
+            last = tensors[group[-1]] if group else None
+            if last is not None and last.data_ptr() == at and last.numel() == size:
+                readers[number] = group[-1]
+            else:
+                readers[number] = number
+                group.append(number)
+        return groups, readers
+
     def _make_part(self, kind: torch.dtype, group: Sequence[int], sizes: list[int]) -> Part:
         """Write down the launch that reads tensors of one dtype, as it is for them at first."""
         if len(sizes) == 1:
             reading = self._measuring.reading(kind)
             most = self._measuring.most_programs(reading)
             programs = min(-(-sizes[0] // reading.block), most)
-            return Part(tuple(group), lambda: self._find_ready(kind), programs, (sizes[0],), 0)
+            find = functools.partial(self._find_ready, kind)
+            return Part(tuple(group), find, programs, (sizes[0],), 0)
         launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
         ends = apportion(tuple(sizes), block, most)
         missing = TOGETHER - len(sizes)
         numbers = (*sizes, *[0] * missing, *ends)
-        return Part(tuple(group), lambda: launcher.ready.get(kind), ends[-1], numbers, missing)
+        find = functools.partial(launcher.ready.get, kind)
+        return Part(tuple(group), find, ends[-1], numbers, missing)
 
     def _find_ready(self, kind: torch.dtype) -> Ready | None:
         """Give what launches the kernel for one plain tensor, if it is compiled."""
         ready = self._ready.get(kind)
         return None if ready is None else ready[:3]
 
-    def _launch(
-        self, kind: torch.dtype, places: list[int], sizes: list[int], tensors: list[Tensor]
-    ) -> int:
-        """Measure tensors of one dtype, given where they lie; give the first row."""
+    def _launch(self, kind: torch.dtype, tensors: list[Tensor]) -> int:
+        """Measure tensors of one dtype that lie side by side; give the first row."""
         _refuse_recording(tensors[0])
         launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
         count = len(tensors)
         missing = TOGETHER - count
+        sizes = [one.numel() for one in tensors]
         ends = apportion(tuple(sizes), block, most)
-        sizes = [*sizes, *[0] * missing]
-        places = [*places, *places[:1] * missing]
+        sizes += [0] * missing
+        tensors = [*tensors, *tensors[:1] * missing]
+        places = [one.data_ptr() for one in tensors]
         with self._lock, self._on_device():
             stream = self._slots.use_stream()
             slot, row = self._slots.reserve(count)
@@ -285,7 +289,7 @@ class CudaLog:
                 stream,
                 (*places, *sizes, *ends, *self._slots.places(slot)),
                 lambda: (
-                    *(self._measuring.see(one) for one in (*tensors, *[tensors[0]] * missing)),
+                    *(self._measuring.see(one) for one in tensors),
                     *sizes,
                     *ends,
                     *self._slots.tensors(slot),

@@ -6,17 +6,18 @@ the allocator has found its step too, in the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from hookline._torch import guard_tensors
+from hookline._torch import guard_tensors, is_nested
 
 
 class Likeness:
-    """Tell whether tensors are what others were, in all but where they lie and what they hold."""
+    """Tell whether tensors are what others were, in all but where they lie and what they hold.
+
+    They are those that the kernels read, none of them nested.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         first: dict[int, int] = {}
@@ -29,21 +30,23 @@ class Likeness:
             if first[id(one)] != number
         ]
         """Which are the very object that came before."""
-        self._check = guard_tensors([tensors[number] for number in first.values()])
-        self._pick: Callable[[Sequence[Tensor]], Any] | None = None
-        """What gives the others, where some came twice."""
-        if len(first) == 1:
-            self._pick = itemgetter(slice(0, 1))
-        elif self._same:
-            self._pick = itemgetter(*first.values())
+        self._first = list(first.values())
+        """Which came first, of each object."""
+        self._check = guard_tensors([tensors[number] for number in self._first])
 
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
+    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
         """Tell whether these are like those, and the same ones the same object."""
         if len(tensors) != self._count:
             return False
-        if self._pick is None:
+        try:
+            # The guard asks for sizes before all else, which ends the process for these.
+            if any(map(is_nested, tensors)):
+                return False
+        except TypeError:  # one is no tensor
+            return False
+        if not self._same:
             return self._check(*tensors)
         for number, other in self._same:
             if tensors[number] is not tensors[other]:
                 return False
-        return self._check(*self._pick(tensors))
+        return self._check(*[tensors[number] for number in self._first])

@@ -77,7 +77,7 @@ class Repeat(Protocol):
     offsets: list[int]
     """Which row each tensor has, counted from the first."""
 
-    def __call__(self, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, tensors: Sequence[Tensor | None]) -> int:
         """Measure them; give the first row, or -1 where they are not what they were."""
         ...
 

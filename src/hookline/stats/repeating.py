@@ -7,9 +7,9 @@ memory is mostly the same too, and so is the place of its rows: then the launch 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,17 +49,17 @@ class Repeat:
         tensors: Sequence[Tensor],
         parts: Sequence[Part],
         *,
-        readers: Sequence[int],
+        readers: Mapping[int, int],
         index: int,
         slots: Slots,
         lock: threading.Lock,
     ) -> None:
         order = [number for part in parts for number in part.tensors]
-        self.offsets = [order.index(reader) for reader in readers]
+        self.offsets = [order.index(readers[number]) for number in range(len(tensors))]
         """Which row each tensor has, counted from the first: the same memory is read once."""
         self._parts = parts
         self._count = len(order)
-        self._shared = [(one, other) for one, other in enumerate(readers) if one != other]
+        self._shared = [(one, other) for one, other in readers.items() if one != other]
         """Tensors that lie where another one lies, and that one."""
         self._likeness = Likeness(tensors)
         self._index, self._slots, self._lock = index, slots, lock
@@ -69,10 +69,20 @@ class Repeat:
         """The slot and the stream that the launches are for."""
         self._launches: list[tuple[Any, tuple[Any, ...]]] = []
 
-    def __call__(self, tensors: Sequence[Tensor]) -> int:
-        """Measure them; give the first row, or -1 where they are not what they were."""
-        if not Launcher.is_quick or has_function_mode() or not self._likeness.holds(tensors):
+    def __call__(self, tensors: Sequence[Tensor | None]) -> int:
+        """Measure them; give the first row, or -1 where they are not what they were.
+
+        Nor are they measured here where another device is current, on a stream that nothing was
+        measured on since the last merge, or where there are not slots enough until the next one.
+        """
+        if has_function_mode():  # it would see every look at them
+            with torch._C.DisableTorchFunction():
+                return self(tensors)
+        if not Launcher.is_quick or not self._likeness.holds(tensors):
             return -1
+        return self._measure(cast("Sequence[Tensor]", tensors))
+
+    def _measure(self, tensors: Sequence[Tensor]) -> int:
         if torch.cuda.is_current_stream_capturing():
             return -1
         places = list(map(_place_of, tensors))

@@ -13,7 +13,7 @@ _FIRST, _LONGEST = 2e-4, 1.6e-2
 """Seconds between two looks: each is twice as long as the one before, up to a bound.
 
 A look takes Python's lock and the driver's from the thread that trains, and nobody is in a hurry:
-ten a step of 50 ms are better than thirty.
+nine in 50 ms are better than thirty.
 """
 
 _RELAXED = 2

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 GRAD = ".grad"
 """What the port of a gradient ends in."""
 
-_OTHERS = 8
-"""How often values may come that are of another size before what is ready for them is made anew."""
-
 
 class WatchEar(Ear):
     """Have what a compiled graph shows measured."""
@@ -87,13 +84,8 @@ def _make_ready(
     if any(one.session is not session for one in listeners):
         return None
     measure_all = recorder.prepare_passing(sites, values)
-    others = 0
-    """How many times in a row values came that were not as these."""
 
     def measure(values: Sequence[Tensor]) -> bool:
-        nonlocal others
-        if others > _OTHERS:
-            return False  # and who is asked instead makes another one ready
         if not recorder.is_on or recorder.extras or recorder.units.is_on or not session.is_open:
             return False
         if has_values and (recorder.tell_begin is not None or graph_task_id() != -1):
@@ -102,7 +94,7 @@ def _make_ready(
             if not one.is_due:
                 return False
         try:
-            others = 0 if measure_all(values) else others + 1
+            measure_all(values)
         except Exception as error:
             recorder.guard.take(error)
         return True

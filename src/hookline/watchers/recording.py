@@ -23,7 +23,7 @@ from torch import Tensor
 from hookline._errors import UnsupportedTensor
 from hookline.runs import SiteFacts
 from hookline.stats import Extras, Log, Update, open_log
-from hookline.watchers.batches import Batch
+from hookline.watchers.companions import Companions
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
 from hookline.watchers.sorting import Event, UpdateEvent
@@ -33,7 +33,7 @@ from hookline.watchers.waiting import TOGETHER, Queue
 _CHECKED = 16
 """One step in so many goes the longer way, where every value is looked at: may it still wait?"""
 
-_MOST_BATCHES = 4096
+_MOST_COMPANIONS = 4096
 """How many different ones are known; a model has a hundredth of them."""
 
 MakeFacts = Callable[[int, Tensor], SiteFacts]
@@ -80,7 +80,7 @@ class Recorder:
         """Addresses of values that cannot be measured, with the reason."""
         self.queue = Queue(self)
         """Values on a GPU that wait to be measured with others."""
-        self._batches: dict[tuple[int, ...], Batch] = {}
+        self._companions: dict[tuple[int, ...], Companions] = {}
         """By their sites, values that waited together."""
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
@@ -237,37 +237,39 @@ class Recorder:
 
     def prepare_passing(
         self, sites: Sequence[int], values: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], bool]:
-        """Give what measures values like these next time, for less where that can be.
-
-        It tells whether they were as these are; else somebody may prepare for what comes now.
-        """
+    ) -> Callable[[Sequence[Tensor]], None]:
+        """Give what measures values like these next time, for less where that can be."""
         log = self.log_for(values[0].device)
-        parts = [
-            Batch(log, sites[start : start + TOGETHER], values[start : start + TOGETHER])
-            for start in range(0, len(values), TOGETHER)
-        ]
+        parts: list[tuple[slice, Companions]] = []
+        for start in range(0, len(values), TOGETHER):
+            part = slice(start, start + TOGETHER)
+            parts.append((part, Companions(sites[part])))
+            parts[-1][1].meet(log, values[part])
         if len(parts) == 1:
-            return partial(self._measure_batch, parts[0])
+            return partial(self._measure_companions, parts[0][1])
 
-        def measure(values: Sequence[Tensor]) -> bool:
-            are_same = True
-            for number, part in enumerate(parts):
-                start = number * TOGETHER
-                are_same &= self._measure_batch(part, values[start : start + TOGETHER])
-            return are_same
+        def measure(values: Sequence[Tensor]) -> None:
+            for part, companions in parts:
+                self._measure_companions(companions, values[part])
 
         return measure
 
-    def _measure_batch(self, batch: Batch, values: Sequence[Tensor]) -> bool:
+    def _measure_companions(self, companions: Companions, values: Sequence[Tensor | None]) -> None:
         begun = time.perf_counter()
-        events = batch.measure(values)
+        events = companions.measure(values)
         if events is None:
-            self._measure_alike(batch.sites, values)
-            return not batch.can_repeat
-        self._step.events += events
+            pairs = zip(companions.sites, values, strict=True)
+            there = [(site, one) for site, one in pairs if one is not None]
+            for start in range(0, len(there), TOGETHER):
+                part = there[start : start + TOGETHER]
+                self._measure_alike([site for site, _ in part], [one for _, one in part])
+            begun = time.perf_counter()
+            if len(there) == len(values):
+                found = [one for _, one in there]
+                companions.meet(self.log_for(found[0].device), found)
+        else:
+            self._step.events += events
         self.own_seconds += time.perf_counter() - begun
-        return True
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:
         """Measure what this rank has of a value; its sketch was made by whoever knows the whole."""
@@ -303,22 +305,12 @@ class Recorder:
 
     def measure_waiting(self, sites: tuple[int, ...], values: Sequence[Tensor | None]) -> None:
         """Measure values of one device that have waited; where there is none, nothing is noted."""
-        begun = time.perf_counter()
-        batch = self._batches.get(sites)
-        events = None if batch is None else batch.measure(values)
-        if events is not None:
-            self._step.events += events
-            self.own_seconds += time.perf_counter() - begun
-            return
-        there = [(site, one) for site, one in zip(sites, values, strict=True) if one is not None]
-        for start in range(0, len(there), TOGETHER):
-            part = there[start : start + TOGETHER]
-            self._measure_alike([site for site, _ in part], [one for _, one in part])
-        if (batch is None or batch.is_outdated) and len(there) == len(sites):
-            if len(self._batches) == _MOST_BATCHES:  # they come together by chance
-                self._batches.clear()
-            found = [one for _, one in there]
-            self._batches[sites] = Batch(self.log_for(found[0].device), sites, found)
+        companions = self._companions.get(sites)
+        if companions is None:
+            if len(self._companions) == _MOST_COMPANIONS:  # they come together by chance
+                self._companions.clear()
+            companions = self._companions[sites] = Companions(sites)
+        self._measure_companions(companions, values)
 
     def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
         """Measure any number of values, on a GPU several in one launch; give their rows."""

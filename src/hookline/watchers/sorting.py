@@ -27,7 +27,7 @@ _MOST_KNOWN = 4
 """How many orders of events are remembered: steps that are looked at more closely have another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Order:
     """Events of a step, all in one log and one for each site, and how their rows are sorted."""
 
@@ -51,6 +51,8 @@ class SiteSorter:
         """Merge what was measured of each site; sites keep the order of their numbers."""
         known = next((one for one in self._known if one.events == events), None)
         if known is not None:
+            self._known.remove(known)
+            self._known.appendleft(known)
             one = measured[known.log]
             if not len(one.sketched) and not len(one.counted):
                 return [Block("rows", known.sites, one.rows[known.rows])]

@@ -13,26 +13,29 @@ from torch import Tensor
 
 from hookline._torch import is_functorch_active, is_tracing, raw_cuda_stream
 from hookline.hooks.visits import GradientHook, LightEar
-from hookline.watchers.waiting import TOGETHER, Lane
+from hookline.watchers.waiting import LARGE, TOGETHER, Lane
 
 if TYPE_CHECKING:
     from hookline.watchers.listening import WatchListener
+
+_Way = tuple[Lane | None, frozenset[int], int, GradientHook]
+"""The lane that values wait in, the sites that do not, the value's own, and where gradients go."""
+
+_NO_WAY: _Way = None, frozenset(), -1, lambda grad: None
 
 
 def make_swift_ear(listener: WatchListener) -> LightEar:
     """Make what hears the outputs of one module until the session closes."""
     session, queue = listener.session, listener.recorder.queue
     epoch = session.epoch
-    lane: Lane | None = None
-    hasty: frozenset[int] | None = None
-    site = -1
-    hooks: dict[Lane, GradientHook] = {}
+    boxes: dict[Lane, GradientHook] = {}
 
     def hear_gradient(grad: Tensor | None) -> None:
         if grad is not None and session.epoch is epoch:
             listener.on_light_gradient(grad)
 
-    hook: GradientHook = hear_gradient
+    # One object, since threads share an ear and each has a lane of its own.
+    way: _Way = None, frozenset(), -1, hear_gradient
 
     def hear(output: Tensor) -> GradientHook | None:
         opened = queue.open
@@ -43,43 +46,51 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
                 and raw_cuda_stream(device) == opened.stream
                 and not is_functorch_active()
                 and not is_tracing()
-                and ((opened is lane and queue.hasty is hasty) or turn_to(opened))
+                and output.numel() <= LARGE
             ):
-                waiting = opened.waiting
-                # Not before the next one comes: a module around often returns the very same.
-                if len(waiting) >= TOGETHER:
-                    queue.settle_values(opened)
-                try:
-                    waiting.append((site, output, output._version))
-                except RuntimeError:  # made in inference mode, it has no version
-                    return hear_otherwise(output)
-                return hook
+                lane, hasty, site, hook = way
+                if opened is not lane or queue.hasty is not hasty:
+                    lane, _, site, hook = turn_to(opened)
+                if lane is not None:
+                    waiting = lane.waiting
+                    # Not before the next one comes: a module around often returns the very same.
+                    if len(waiting) >= TOGETHER:
+                        queue.settle_values(lane)
+                    try:
+                        waiting.append((site, output, output._version))
+                    except RuntimeError:  # made in inference mode, it has no version
+                        return hear_otherwise(output)
+                    return hook
         return hear_otherwise(output)
 
-    def turn_to(opened: Lane) -> bool:
-        """Put values and gradients into a lane from now on; false where values must not wait."""
-        nonlocal lane, hasty, site, hook
-        if session.epoch is not epoch:
-            return False
-        known = hooks.get(opened)
+    def turn_to(opened: Lane) -> _Way:
+        """Give how values and gradients get into a lane; with no lane where values must not."""
+        nonlocal way
+        hasty, site = queue.hasty, listener.value_site
+        if site < 0 or site in hasty or session.epoch is not epoch:
+            return _NO_WAY
+        way = opened, hasty, site, find_box(opened)
+        return way
+
+    def find_box(opened: Lane) -> GradientHook:
+        """Give what gradients are put into, if they may wait; else what has them measured."""
+        known = boxes.get(opened)
         if known is None:
             known = queue.make_box(opened, listener.gradient_site) or hear_gradient
         elif listener.gradient_site in queue.hasty:
             known = hear_gradient
-        hooks[opened] = known
-        if listener.value_site < 0 or listener.value_site in queue.hasty:
-            return False
-        lane, hasty, site, hook = opened, queue.hasty, listener.value_site, known
-        return True
+        boxes[opened] = known
+        return known
 
     def hear_otherwise(output: Tensor) -> GradientHook | None:
         listener.on_light(output, has_grad=True)  # this may begin a step, or end the session
         if session.epoch is not epoch or is_functorch_active():
             return None
         opened, device = queue.open, output.get_device()
-        if opened is None or opened.device != device or opened.stream != raw_cuda_stream(device):
+        if opened is None or not listener.is_due or output.numel() > LARGE:
             return hear_gradient
-        turn_to(opened)
-        return hooks.get(opened, hear_gradient)
+        if opened.device != device or opened.stream != raw_cuda_stream(device):
+            return hear_gradient
+        return find_box(opened)
 
     return hear

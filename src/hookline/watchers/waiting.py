@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TOGETHER = 8
 """How many values are measured in one launch."""
 
-_LARGE = 1 << 25
+LARGE = 1 << 25
 """Elements of a value that may wait: a larger one is not worth its memory."""
 
 _version_of = attrgetter("_version")
@@ -45,7 +45,7 @@ _version_of = attrgetter("_version")
 class Group:
     """Gradients of a few sites, which wait for each other."""
 
-    __slots__ = ("boxes", "sites")
+    __slots__ = ("__weakref__", "boxes", "sites")
 
     def __init__(self) -> None:
         self.sites: tuple[int, ...] = ()
@@ -55,8 +55,8 @@ class Group:
     def add(self, site: int) -> list[Tensor | None]:
         """Add a site, and give what its gradients are put into."""
         box: list[Tensor | None] = []
+        self.boxes.append(box)  # first, so that no site is without one
         self.sites += (site,)
-        self.boxes.append(box)
         return box
 
     def empty(self) -> tuple[tuple[int, ...], list[Tensor | None]]:
@@ -68,11 +68,11 @@ class Group:
         except IndexError:
             pass
         else:
-            if not any(self.boxes):
+            if len(found) == len(self.sites) and not any(self.boxes):
                 return self.sites, found
         # A module that ran twice or not at all, or another thread was faster.
         sites = list(self.sites[: len(found)])
-        for site, box in zip(self.sites, self.boxes, strict=True):
+        for site, box in zip(self.sites, self.boxes, strict=False):
             while box:
                 with contextlib.suppress(IndexError):
                     found.append(box.pop())
@@ -120,6 +120,8 @@ class Queue:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._known: set[int] = set()
         """Sites that were met while it learned."""
+        self._closed: list[weakref.ref[Group]] = []
+        """Groups of lanes that are closed: gradients of a graph that is still there come there."""
         self._latest: deque[tuple[int, Tensor, int]] = deque(maxlen=2 * TOGETHER)
         """While it learns, the latest values, held as if they waited."""
 
@@ -131,7 +133,7 @@ class Queue:
 
     def take(self, site: int, value: Tensor) -> bool:
         """Let a value of a CUDA device wait; false where it must be measured at once."""
-        if not self.has_learned or site in self.hasty or value.numel() > _LARGE:
+        if not self.has_learned or site in self.hasty or value.numel() > LARGE:
             return False
         if value.is_inference() or is_capturing_cuda_graph(value):  # no version, or no value yet
             return False
@@ -172,6 +174,11 @@ class Queue:
         """Measure what waits, and hold it no longer."""
         self._look_back()
         self._latest.clear()
+        if self._closed:
+            there = [(known, group) for known in self._closed if (group := known()) is not None]
+            self._closed = [known for known, _ in there]
+            for _, group in there:
+                group.empty()  # nobody wants them
         for lane in tuple(self._lanes.values()):
             self.settle_values(lane)
             if any(lane.boxes):
@@ -184,6 +191,7 @@ class Queue:
         self.settle()
         for lane in self._lanes.values():
             lane.is_closed = True
+            self._closed += map(weakref.ref, lane.groups)
         self._lanes, self.open = {}, None
 
     def settle_values(self, lane: Lane) -> None:
@@ -233,7 +241,7 @@ class Queue:
         if self.has_learned:
             return
         self._known.add(site)
-        if value.numel() > _LARGE:
+        if value.numel() > LARGE:
             self.hasty |= {site}
             return
         self._look_back()

@@ -1,0 +1,102 @@
+"""Measure what watching takes of the host beside a GPU, without one: `python bench/gpu_host.py`.
+
+A GPT as deep as that of gpu_watch.py and of next to no width trains on the CPU. Its values go the
+way of those on a GPU, up to the launch of a kernel, which does nothing. So all that is added to a
+step is time of the host, whose share on a GPU is that of slower steps. What the driver takes for a
+launch is not in it, nor what autograd's own thread takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from models import Size
+from monitors import Monitor, hook_and_ignore
+from tables import Table
+from trainings import CONTROL, PLAIN, VALUES, Training, bound_median, watch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from pretended_device import have_values_wait, pretend_device
+
+from hookline.watchers import recording
+
+SIZE = Size(blocks=24, width=16, heads=2, vocabulary=64, length=8, batch=1)
+ALONE = {"rules": False, "replay": False, "units_every": 0}
+STEPS = 50
+MONITORS = [
+    PLAIN,
+    CONTROL,
+    Monitor("hooks that do nothing", hook_and_ignore),
+    Monitor("hl.watch, outputs and gradients", watch(**VALUES, **ALONE)),
+    Monitor("hl.watch, every=10", watch(**VALUES, **ALONE, every=10)),
+    Monitor("hl.watch, never", watch(**VALUES, **ALONE, every=10**9)),
+]
+
+
+def main() -> None:
+    """Train with each monitor in turn, and print what each adds to a step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        device = stack.enter_context(pretend_device(patch))
+        have_values_wait(patch)
+        patch.setattr(recording, "open_log", lambda where: device.open_log())
+        trainings = {one.name: Training(SIZE) for one in MONITORS}
+        for monitor in MONITORS:
+            training = trainings[monitor.name]
+            training.attached = stack.enter_context(monitor.attach(training.model))
+        for training in trainings.values():
+            for _ in range(40):
+                training.step()
+            training.attached.settle()
+        device.is_idle = True
+        print(measure(trainings, options.rounds).markdown())
+
+
+def measure(trainings: dict[str, Training], rounds: int) -> Table:
+    """Time steps in a row with each monitor, each round in another order."""
+    gc.collect()
+    gc.freeze()
+    taken: dict[str, list[float]] = {name: [] for name in trainings}
+    order = list(trainings)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            training = trainings[name]
+            training.step()
+            training.attached.settle()
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                training.step()
+            taken[name].append((time.perf_counter() - begin) / STEPS * 1e6)
+            training.attached.settle()
+    plain = taken[PLAIN.name]
+    table = Table(
+        f"What a step takes of the host: {trainings[PLAIN.name].describe()}",
+        ["monitor", "us", "added us", "95% interval", "x plain"],
+    )
+    for name, times in taken.items():
+        added = [one - other for one, other in zip(times, plain, strict=True)]
+        low, high = bound_median(added)
+        ratio = statistics.median(one / other for one, other in zip(times, plain, strict=True))
+        row = [name, f"{statistics.median(times):.0f}", f"{statistics.median(added):.0f}"]
+        table.rows.append([*row, f"{low:.0f} to {high:.0f}", f"{ratio:.3f}"])
+    table.notes = [f"Wall time, medians of {rounds} rounds of {STEPS} steps."]
+    return table
+
+
+if __name__ == "__main__":
+    main()
