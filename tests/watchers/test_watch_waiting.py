@@ -150,7 +150,14 @@ def test_what_comes_after_the_end_is_let_go() -> None:
     first(torch.ones(1))
     last(torch.ones(1))
     assert not any(lane.boxes)
+    for number in range(3):  # a part of the graph is gone through again and again
+        first(torch.full((1,), float(number)))
+    queue.settle()
+    assert not any(lane.boxes)
     assert read_means(recorder) == {0: 1.0}
+    del lane, first, last
+    queue.settle()
+    assert not queue._closed  # with the graph all is gone
 
 
 class RepeatingLog(CpuLog):
