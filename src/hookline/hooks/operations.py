@@ -18,11 +18,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.autograd import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from hookline import _trees
+from hookline._functions import name_function
 from hookline._torch import is_function_mode_on, run_uncompiled
 from hookline.addresses.inside import canonical_operation
 from hookline.hooks import gradients
@@ -37,14 +37,7 @@ if TYPE_CHECKING:
 
 # By identity: to hash a code object is to read all of it.
 _FOREIGN_CODES = frozenset(
-    map(
-        id,
-        [
-            CALL_CODE,
-            Function.apply.__func__.__code__,  # type: ignore[attr-defined]
-            Scope.assign.__code__,  # what a hook or a capture of a variable calls
-        ],
-    )
+    map(id, [CALL_CODE, Scope.assign.__code__])  # the last is called by hooks of a variable
 )
 _MOST_LOOKS = 8
 
@@ -124,22 +117,25 @@ class _OperationMode(TorchFunctionMode):
     def _is_own(self) -> bool:
         """Tell whether the module's own forward called, not a module it calls."""
         frame: FrameType | None = sys._getframe(2)
+        own = self.running[-1].junction.own_code
         while frame is not None:
             code = frame.f_code
             if code is _SEE_CODE:
                 return True
-            if id(code) in _FOREIGN_CODES or self._is_of_another(frame):
+            if id(code) in _FOREIGN_CODES:
+                return False
+            if code is not own and (name_function(frame) or self._is_of_another(frame)):
                 return False
             frame = frame.f_back
         return False
 
     def _is_of_another(self, frame: FrameType) -> bool:
         """Tell whether a frame is the forward of another module, called by itself."""
-        code, running = frame.f_code, self.running[-1]
-        if code.co_name != "forward" or code is running.junction.own_code or not code.co_argcount:
+        code = frame.f_code
+        if code.co_name != "forward" or not code.co_argcount:
             return False
         this = frame.f_locals.get(code.co_varnames[0])
-        return isinstance(this, nn.Module) and this is not running.frame.module
+        return isinstance(this, nn.Module) and this is not self.running[-1].frame.module
 
     def _is_noted(self, junction: Junction, name: str) -> bool:
         """Remember which operations run here, for the message about one that does not.

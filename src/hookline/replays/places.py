@@ -9,18 +9,16 @@ import functools
 import linecache
 from collections.abc import Container
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd import Function
-from torch.autograd.function import BackwardCFunction
 
+from hookline._functions import find_context, name_function
 from hookline.hooks.frames import CALL_CODE
 from hookline.surveys.naming import show_file
 
-_APPLY_CODE: CodeType = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _TORCH = str(Path(torch.__file__).parent)
 _HOOKLINE = str(Path(__file__).parents[1])
 _DEMO = str(Path(__file__).parents[1] / "demo")
@@ -82,8 +80,8 @@ def find_owner(frame: FrameType | None, known: Container[int]) -> Owner:
             if id(module) in known:
                 return Owner(module, inside, False, id(frame))
             inside = inside or type(module).__name__
-        elif code is _APPLY_CODE:
-            inside = frame.f_locals["cls"].__name__
+        elif applied := name_function(frame):
+            inside = applied
         elif code.co_name == "forward" and code.co_argcount:
             this = frame.f_locals.get(code.co_varnames[0])
             if isinstance(this, nn.Module) and id(this) in known:
@@ -124,16 +122,10 @@ def find_function(frame: FrameType | None) -> tuple[Any, SourceLine] | None:
     found: tuple[Any, SourceLine] | None = None
     context: Any = None
     while frame is not None and frame.f_code is not CALL_CODE:
-        code = frame.f_code
-        if code is _APPLY_CODE:
-            if context is not None:
-                found = context, find_line(frame.f_back)
-            context = None
-        elif code.co_argcount:
-            first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, BackwardCFunction):
-                context = first
-        frame = frame.f_back
+        here = find_context(frame)
+        if context is not None and here is not context:
+            found = context, find_line(frame)
+        context, frame = here, frame.f_back
     return found
 
 
