@@ -31,7 +31,7 @@ _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "car
 _MADE = "hookline_made"
 """What tells that a node was made again for the operators alone."""
 
-_MAKE = "hookline 6"
+_MAKE = "hookline 7"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -252,8 +252,9 @@ def _copy_unwritten() -> None:
             mark_copy(value.data.data)
         return value
 
-    def lower(called: Any, value: Any, *others: Any) -> Any:
+    def lower(called: Any, hidden: Any, *others: Any) -> Any:
         _leave_others()  # a graph without backward is not parted
+        value = hidden.value if isinstance(hidden, _Hidden) else hidden
         value = list(map(write, value)) if isinstance(value, list) else write(value)
         given = lowering.fallback_handler(called, add_to_fallback_set=False)(value, *others)
         if called._opname in ("pass_by", "pass_all") and not V.graph.cpp_wrapper:
@@ -262,11 +263,21 @@ def _copy_unwritten() -> None:
             made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
+    # Torch 2.15 has all that goes to operators with effects written to memory.
+    order = lowering.lowerings[torch.ops.higher_order.with_effects]
+    own = [getattr(torch.ops.hookline, name).default for name in (*LOOKING, "pass_all")]
+
+    @functools.wraps(order)
+    def put_in_order(token: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
+        if called in own:
+            args = _Hidden(args[0]), *args[1:]
+        return order(token, called, *args, **kwargs)
+
+    lowering.lowerings[torch.ops.higher_order.with_effects] = put_in_order
     # Copied when it is shown: by then the model itself may have had it written to memory.
     look = lowering.register_lowering(torch.ops.hookline.look.default, type_promotion_kind=None)
     look(lambda value: value)
-    for name in (*LOOKING, "pass_all"):
-        called = getattr(torch.ops.hookline, name).default
+    for called in own:
         lowered = functools.wraps(lower)(functools.partial(lower, called))
         lowering.register_lowering(called, type_promotion_kind=None)(lowered)
 
@@ -311,6 +322,13 @@ def _match_other_readers() -> None:
         return len(others) < len(node.users) and len(others) == self.users
 
     setattr(_TargetExpr, "_match_users", match_users)  # noqa: B010
+
+
+class _Hidden:
+    """What holds a value where only its reader finds it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 def _is_look(node: fx.Node) -> bool:

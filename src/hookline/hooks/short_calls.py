@@ -12,11 +12,15 @@ import importlib
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline._tracing import is_in_region
 from hookline.hooks.module_hooks import PostHook
 from hookline.hooks.operators import show_output
+
+_FIRST_UNKNOWN = "2.16"
+"""From this version of torch on the long way is taken, until the short one was seen there."""
 
 _CALL = nn.Module.__call__, nn.Module._call_impl
 _OTHERS = ("_backward_hooks", "_backward_pre_hooks", "_forward_pre_hooks")
@@ -64,9 +68,14 @@ def _shorten() -> None:
     settings: Any = importlib.import_module("torch._dynamo.config")
     kind = parts.UnspecializedNNModuleVariable
     call = kind.call_function
+    # Its name until torch 2.13, and since.
+    getter = "var_getattr" if hasattr(kind, "var_getattr") else "tp_getattro_impl"
+
+    def get(one: Any, tx: Any, name: str) -> Any:
+        return getattr(one, getter)(tx, name)
 
     def show(self: Any, tx: Any, output: Any, args: Any, kwargs: Any) -> Any:
-        hooks = self.var_getattr(tx, "_forward_hooks").realize()
+        hooks = get(self, tx, "_forward_hooks").realize()
         hooks.install_dict_keys_match_guard()
         (hook,) = hooks.items.values()
         output = output.realize()
@@ -74,7 +83,7 @@ def _shorten() -> None:
         if not is_tensor or not issubclass(output.python_type(), Tensor):
             told = variables.UserFunctionVariable(_tell)
             return told.call_function(tx, [self, hook, output, *args], kwargs)
-        given = [hook.realize().var_getattr(tx, name) for name in ("shown", "asked")]
+        given = [get(hook.realize(), tx, name) for name in ("shown", "asked")]
         shown = variables.TorchInGraphFunctionVariable(show_output)
         return shown.call_function(tx, [output, *given], {})
 
@@ -89,20 +98,22 @@ def _shorten() -> None:
             return call(self, tx, args, kwargs)
         # Another graph where there are other hooks, or another forward, as torch sees to it.
         found = [
-            one.var_getattr(tx, name).realize().len()
+            get(one, tx, name).realize().len()
             for one, names in ((self, _OTHERS), (tx.nn_modules_globals_vt, _GLOBAL))
             for name in names
         ]
-        if any(found) or self.var_getattr(tx, "_forward_hooks").realize().len() != 1:
+        if any(found) or get(self, tx, "_forward_hooks").realize().len() != 1:
             return call(self, tx, args, kwargs)  # what is traced has put others there
         parts.guard_to_detect_forward_monkeypatching(self.source, module)
         stack = self.get_nn_module_stack_source()
         with parts.record_nn_module_stack(str(id(module)), stack, tx, module):
-            output = self.var_getattr(tx, "forward").call_function(tx, args, kwargs)
+            output = get(self, tx, "forward").call_function(tx, args, kwargs)
             return show(self, tx, output, args, kwargs)
 
     has_parts = (
-        hasattr(parts, "guard_to_detect_forward_monkeypatching")
+        torch.__version__ < _FIRST_UNKNOWN
+        and hasattr(kind, getter)
+        and hasattr(parts, "guard_to_detect_forward_monkeypatching")
         and hasattr(parts, "record_nn_module_stack")
         and hasattr(kind, "get_nn_module_stack_source")
         and hasattr(variables.ConstDictVariable, "install_dict_keys_match_guard")

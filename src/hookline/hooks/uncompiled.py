@@ -1,7 +1,8 @@
 """Forwards that the compiler leaves alone where it meets them, kept so while they are listened to.
 
-Dynamo skips what is in torch's own files unless a graph has it inside: `nn.Linear(4, 4).compile()`
-makes no graph. It makes one as soon as the module has hooks, and another kernel gives other bits.
+Dynamo skips what is in torch's own files unless a graph has it inside: until torch 2.13
+`nn.Linear(4, 4).compile()` makes no graph, and in later ones a layer that is called after a graph
+break makes none. It makes one as soon as the module has hooks, and another kernel gives other bits.
 """
 
 from __future__ import annotations
