@@ -1,6 +1,6 @@
 """The private corners of torch that hookline stands on, gathered in one place.
 
-Everything here exists in torch 2.11 to 2.13 and has a test of its own, so that a torch release
+Everything here exists in torch 2.11 to 2.15 and has a test of its own, so that a torch release
 that moves one of them fails there and not in a user's run. Knows nothing of hookline.
 """
 
@@ -162,7 +162,10 @@ def add_first_tensor_hook(tensor: Tensor, hook: Any) -> None:
 
 
 def shown_product(view: Tensor) -> Tensor | None:
-    """Give what a linear layer made, of which it gave a view; None for what is no such view."""
+    """Give what a linear layer made, of which it gave a view; None for what is no such view.
+
+    Since torch 2.15 it gives no view.
+    """
     base = view._base
     if base is None or base.numel() != view.numel():
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,13 +147,13 @@ def test_a_module_that_gives_several_values_is_heard_on_the_short_way() -> None:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def collector() -> Iterator[None]:
     """Leave the collector as it was, and have torch, which spares it since 2.15, not touch it."""
     before = gc.get_threshold()
     name = "gc_gen2_threshold_during_compile"
-    if hasattr(torch._dynamo.config, name):
-        monkeypatch.setattr(torch._dynamo.config, name, None)
-    yield
+    config: Any = torch._dynamo.config
+    with config.patch({name: None}) if hasattr(config, name) else contextlib.nullcontext():
+        yield
     gc.set_threshold(*before)
 
 

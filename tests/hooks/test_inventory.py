@@ -253,8 +253,7 @@ def test_shared_module_shows_once(net: Net) -> None:
 def test_scripted_model_is_listed() -> None:
     plain = nn.Sequential(nn.Linear(2, 2))
     plain.register_load_state_dict_post_hook(probe)
-    with pytest.warns(DeprecationWarning, match="jit"):
-        scripted = torch.jit.script(plain)
+    scripted = torch.jit.script(plain)
     scripted[0].weight.register_hook(probe)
     assert [row[:2] for row in rows_of(scripted)] == [("0.weight", "tensor")]
 

@@ -243,8 +243,7 @@ def test_generator_forward_is_refused_by_name_and_left_out_of_patterns() -> None
 
 
 def test_scripted_module_is_refused() -> None:
-    with pytest.warns(DeprecationWarning, match="script"):
-        scripted = torch.jit.script(nn.Linear(1, 1))
+    scripted = torch.jit.script(nn.Linear(1, 1))
     with pytest.raises(hl.UnsupportedModel) as caught:
         hl.hook(nn.Sequential(scripted), "**", print)
     assert str(caught.value) == (

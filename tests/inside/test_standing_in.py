@@ -274,7 +274,6 @@ def test_wrapped_models_are_reached_by_their_own_names() -> None:
     assert is_clean(parallel)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_scripted_submodules_are_refused_or_left_alone() -> None:
     model = nn.Sequential(torch.jit.script(Block()), Block())
     x = make_input()

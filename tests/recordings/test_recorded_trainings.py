@@ -298,7 +298,6 @@ def test_a_folder_that_holds_a_run_is_refused_or_replaced(tmp_path: Path) -> Non
         record(Small(), tmp_path / "other", (tokens(),), overwrite=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_of_a_scripted_model_parameters_alone_are_recorded(tmp_path: Path) -> None:
     model = torch.jit.script(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -288,8 +288,7 @@ def test_nested_arguments_and_outputs_have_their_leaves() -> None:
 def test_of_a_model_that_runs_no_hooks_the_ends_are_traced() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     plain = trace_step(model, (torch.ones(2, 3),), loss=square)
-    with pytest.warns(DeprecationWarning, match="script"):
-        closed = torch.jit.script(model)
+    closed = torch.jit.script(model)
     trace = trace_step(closed, (torch.ones(2, 3),), loss=square)
     assert [site.port for site in trace.sites if site.kind == "value"] == ["input", "output"]
     assert of_kind(trace, "gradient") == [":output.grad"]

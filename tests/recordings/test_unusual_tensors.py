@@ -87,9 +87,7 @@ def test_what_can_be_measured_is(name: str, tmp_path: Path) -> None:
 
 
 def test_buffers_of_torchscript_are_taken(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = torch.jit.script(nn.BatchNorm1d(3))
+    scripted = torch.jit.script(nn.BatchNorm1d(3))
     model = nn.Sequential(nn.Linear(3, 3), scripted)
     trace = trace_step(model, (torch.randn(4, 3),), loss=square)
     own = {(one.address, one.visit) for one in trace.sites if one.kind == "buffer"}

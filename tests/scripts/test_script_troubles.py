@@ -91,7 +91,6 @@ def test_error_is_shown_before_threads_are_waited_for(run_here: RunHere) -> None
     assert done.err.index("ValueError: on purpose") < done.err.index("worked")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_left_out(run_here: RunHere, tmp_path: Path) -> None:
     done = run_here(
         "part = torch.jit.script(nn.Linear(8, 8))\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
@@ -85,7 +84,6 @@ def test_gradient_edit_under_func_grad_is_applied() -> None:
     torch.testing.assert_close(found, expected * 10)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated.*:DeprecationWarning")
 def test_forward_mode_passes_through_captures_and_gradient_hooks() -> None:
     model = _model()
     x, tangent = torch.randn(2), torch.randn(2)

@@ -56,11 +56,6 @@ def test_per_sample_gradients_are_unchanged_and_what_is_kept_is_a_plain_tensor()
     assert got["1:output.grad"].shape == (5, 3)
 
 
-# Torch's own warning, when the first forward-mode gradient of a process is taken.
-no_script_warning = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-
-
-@no_script_warning
 def test_forward_mode_passes_through_watched_modules() -> None:
     model = _net()
     parameters, x, tangent = _parameters(model), torch.randn(2, 3), torch.randn(2, 3)
@@ -75,7 +70,6 @@ def test_forward_mode_passes_through_watched_modules() -> None:
     torch.testing.assert_close(got["1"].output, torch.tanh(model[0](x)).detach())
 
 
-@no_script_warning
 @pytest.mark.parametrize("where", ["*:input.grad", "*:output.grad", "view:output.grad"])
 def test_dual_numbers_pass_through_watched_gradients(where: str) -> None:
     """Forward-mode autograd without `torch.func`."""
@@ -93,7 +87,6 @@ def test_dual_numbers_pass_through_watched_gradients(where: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
 
 
-@no_script_warning
 @pytest.mark.parametrize("is_functional", [False, True])
 def test_arguments_with_and_without_a_tangent_pass_through_one_tap(is_functional: bool) -> None:
     model = Model(Calling(lambda m, a, b: a * b), lambda inner, h: inner(h, b=inner.weight * 2))
@@ -111,7 +104,6 @@ def test_arguments_with_and_without_a_tangent_pass_through_one_tap(is_functional
     assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
 
 
-@no_script_warning
 def test_forward_mode_passes_through_tapped_inputs() -> None:
     model = _net()
     x, tangent = torch.randn(2, 3), torch.randn(2, 3)
@@ -260,7 +252,6 @@ def test_saved_tensor_hooks_of_the_user_stay_in_effect() -> None:
         assert count() == expected
 
 
-@no_script_warning
 def test_forward_mode_is_known_only_inside_a_level() -> None:
     assert not in_forward_mode()
     with forward_ad.dual_level():

@@ -68,7 +68,6 @@ def test_lazy_module_by_class_matches_before_and_after_it_changes() -> None:
     assert "0" in got
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated.*:DeprecationWarning")
 def test_scripted_modules_are_refused_by_name() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     for model in (scripted, nn.Sequential(nn.Tanh(), scripted)):

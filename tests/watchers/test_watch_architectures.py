@@ -284,7 +284,7 @@ def test_gradients_that_are_hard_to_reach_are_measured(name: str, site: str) -> 
 
 def test_outputs_stay_the_views_that_they_are() -> None:
     """Also after a step without a backward: that no gradient came is no reason for a tap."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Unflatten(-1, (2, 4)), nn.Flatten(-2))
     with hl.watch(model) as watched:
         for _ in range(3):
             assert model(torch.randn(3, 5, 8))._is_view()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from small_models import Net, is_clean
 from torch import nn
@@ -74,7 +73,6 @@ def test_in_a_step_that_is_not_watched_a_model_joins_quietly() -> None:
     assert watched.series("fc1", "count").values.size in (1, 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_a_model_that_cannot_be_listened_at_is_noted_and_its_weights_are_measured() -> None:
     model = Net()
     scripted = torch.jit.script(model)

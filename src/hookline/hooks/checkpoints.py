@@ -7,6 +7,7 @@ kind. Both live exactly as long as a backward through them is possible.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
 from typing import Any
@@ -19,8 +20,8 @@ _PACK = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _UNPACK = "_checkpoint_hook.__init__.<locals>.unpack_hook"
 _REENTRANT_FORWARD = torch_checkpoint.CheckpointFunction.forward.__code__
 _REENTRANT_BACKWARD = torch_checkpoint.CheckpointFunction.backward.__code__
-_CHECKPOINT = getattr(
-    torch_checkpoint.checkpoint, "__wrapped__", torch_checkpoint.checkpoint
+_CHECKPOINT = inspect.unwrap(
+    getattr(torch_checkpoint, "_checkpoint_impl", torch_checkpoint.checkpoint)  # since torch 2.14
 ).__code__
 
 

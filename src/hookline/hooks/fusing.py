@@ -9,7 +9,7 @@ from torch import nn
 def may_fuse(layer: nn.TransformerEncoderLayer) -> bool:
     """Tell whether torch would fuse this layer but for hookline's hooks.
 
-    These are the conditions of `TransformerEncoderLayer.forward` in torch 2.11 to 2.13, without
+    These are the conditions of `TransformerEncoderLayer.forward` in torch 2.11 to 2.15, without
     those that depend on the call: its input, its masks, autocast and grad mode.
     """
     try:

@@ -206,8 +206,9 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
     """Have a function called with the gradient of a value when it comes; give what flows on.
 
     A hook and no node of ours: whatever is done to the tensor later, in place too, is what it would
-    be without. A linear layer gives a view of what it made (`made`); a hook there hears also where
-    the view is changed in place. What others use too is given on as an alias (`part`).
+    be without. A linear layer gives a view of what it made, until torch 2.14 (`made`); a hook there
+    hears also where the view is changed in place. What others use too is given on as an alias
+    (`part`).
     """
     if way == "part" or value.is_leaf:
         value = value.view_as(value)
