@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
 from pretended_device import PretendedDevice, pretend_device
 from torch import Tensor
 
-from hookline.stats import Log, Measured
+from hookline.stats import NOT_NOW, UNLIKE, Log, Measured
 
 
 @pytest.fixture
@@ -105,11 +107,47 @@ def test_a_stream_is_used_once_it_is_known(log: Log, device: PretendedDevice) ->
     log.take()
     assert repeat(first) == 0
     device.stream = 9
-    assert repeat(first) == -1  # nobody would wait for it
+    assert repeat(first) == NOT_NOW  # nobody would wait for it
+    assert repeat.is_like(first)
     log.add_together(first)
     row = repeat(second)  # the launch itself says that it is on the new stream
     assert row == 4
     assert_measured(log.take().wait(), second, [row + n for n in repeat.offsets])
+
+
+def test_where_another_device_is_current_theirs_is_made_so(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [draw(64), draw(65)]
+    log.add_together(values)
+    repeat = log.repeat(values)
+    assert repeat is not None
+    current = [1]
+
+    @contextmanager
+    def make_current(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    repeating = sys.modules["hookline.stats.repeating"]
+    monkeypatch.setattr(repeating, "current_cuda_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
+    row = repeat(values)
+    assert row == 2
+    assert_measured(log.take().wait(), values, [row + n for n in repeat.offsets])
+
+
+def test_triton_that_is_not_known_is_launched_the_longer_way(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [draw(64), draw(65)]
+    log.add_together(values)
+    assert log.repeat(values) is not None
+    launching = sys.modules["hookline.stats.launching"]
+    monkeypatch.setattr(launching.Launcher, "is_quick", False)
+    assert log.repeat(values) is None
 
 
 def test_memory_is_shared_by_the_same_tensors_each_time(log: Log) -> None:
@@ -121,11 +159,15 @@ def test_memory_is_shared_by_the_same_tensors_each_time(log: Log) -> None:
     assert repeat.offsets == [0, 0, 1]
     assert repeat(shared) >= 0
     assert repeat([y, y.view(8, 8), x]) >= 0
-    assert repeat([x, x.clone().view(8, 8), y]) == -1
+    assert repeat.is_like(shared)
+    apart = [x, x.clone().view(8, 8), y]
+    assert repeat(apart) == UNLIKE
+    assert not repeat.is_like(apart)
     freed = draw(64)
     freed.untyped_storage().resize_(0)
-    assert repeat([freed, freed.view(8, 8), y]) == -1
-    assert repeat([x.view(64)[16:], x.view(8, 8), y]) == -1
+    found = repeat([freed, freed.view(8, 8), y])
+    assert found == NOT_NOW
+    assert repeat([x.view(64)[16:], x.view(8, 8), y]) == UNLIKE
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -137,8 +179,8 @@ def test_nested_tensors_are_measured_the_longer_way(log: Log) -> None:
     log.add_together(plain)
     repeat = log.repeat(plain)
     assert repeat is not None
-    assert repeat(mixed) == -1
-    assert repeat([plain[0], None]) == -1
+    assert repeat(mixed) == UNLIKE
+    assert repeat([plain[0], None]) == UNLIKE
     assert repeat(plain) >= 0
 
 
@@ -168,4 +210,4 @@ def test_what_is_large_or_lies_askew_is_not_repeated(log: Log) -> None:
     log.add_together(values)
     repeat = log.repeat(values)
     assert repeat is not None
-    assert repeat([draw(65)[1:], draw(64)]) == -1
+    assert repeat([draw(65)[1:], draw(64)]) == NOT_NOW

@@ -24,6 +24,26 @@ anywhere.py   the log of any other device, by plain torch operations
 
 from __future__ import annotations
 
-from hookline.stats.logs import Extras, Log, Measured, Repeat, Taken, Update, open_log
+from hookline.stats.logs import (
+    NOT_NOW,
+    UNLIKE,
+    Extras,
+    Log,
+    Measured,
+    Repeat,
+    Taken,
+    Update,
+    open_log,
+)
 
-__all__ = ["Extras", "Log", "Measured", "Repeat", "Taken", "Update", "open_log"]
+__all__ = [
+    "NOT_NOW",
+    "UNLIKE",
+    "Extras",
+    "Log",
+    "Measured",
+    "Repeat",
+    "Taken",
+    "Update",
+    "open_log",
+]

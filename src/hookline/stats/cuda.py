@@ -31,7 +31,7 @@ from hookline.stats.logs import Extras, Taken, Update
 from hookline.stats.measuring import LARGE, Measuring, is_direct
 from hookline.stats.preparing import prepare, prepare_update, undisturbed
 from hookline.stats.readings import READABLE
-from hookline.stats.repeating import Part, Ready, Repeat
+from hookline.stats.repeating import Launch, Part, Repeat
 from hookline.stats.rows import NAN, POSINF
 from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
 
@@ -214,6 +214,8 @@ class CudaLog:
         if has_function_mode():
             with torch._C.DisableTorchFunction():
                 return self.repeat(tensors)
+        if not Launcher.is_quick:
+            return None
         if any(one.is_nested or one.get_device() != self._index for one in tensors):
             return None
         groups, readers = self._group(tensors)
@@ -264,7 +266,7 @@ class CudaLog:
         find = functools.partial(launcher.ready.get, kind)
         return Part(tuple(group), find, ends[-1], numbers, missing)
 
-    def _find_ready(self, kind: torch.dtype) -> Ready | None:
+    def _find_ready(self, kind: torch.dtype) -> Launch | None:
         """Give what launches the kernel for one plain tensor, if it is compiled."""
         ready = self._ready.get(kind)
         return None if ready is None else ready[:3]

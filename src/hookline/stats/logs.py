@@ -71,6 +71,10 @@ class Taken(Protocol):
         ...
 
 
+UNLIKE, NOT_NOW = -1, -2
+"""Why tensors are not measured: they are not what they were, or it cannot be done now."""
+
+
 class Repeat(Protocol):
     """Measure tensors that are like some that were measured."""
 
@@ -78,7 +82,11 @@ class Repeat(Protocol):
     """Which row each tensor has, counted from the first."""
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> int:
-        """Measure them; give the first row, or -1 where they are not what they were."""
+        """Measure them; give the first row, or why not: `UNLIKE` or `NOT_NOW`."""
+        ...
+
+    def is_like(self, tensors: Sequence[Tensor]) -> bool:
+        """Tell whether these are what it measures, now or another time."""
         ...
 
 

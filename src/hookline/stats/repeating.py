@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hookline._torch import current_cuda_device, has_function_mode, raw_cuda_stream
-from hookline.stats.launching import Launcher
 from hookline.stats.likeness import Likeness
+from hookline.stats.logs import NOT_NOW, UNLIKE
 from hookline.stats.slots import SLOT_BYTES, SLOTS, Slots
 
-Ready = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+Launch = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
 """What launches a kernel, and its arguments before and after those that are known only now."""
 
 _place_of = Tensor.data_ptr
@@ -31,7 +31,7 @@ class Part:
 
     tensors: tuple[int, ...]
     """Which of those that come together: those of a memory of their own."""
-    find: Callable[[], Ready | None]
+    find: Callable[[], Launch | None]
     """What finds the kernel, if it is compiled."""
     programs: int
     """How many programs read them."""
@@ -70,51 +70,53 @@ class Repeat:
         self._launches: list[tuple[Any, tuple[Any, ...]]] = []
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> int:
-        """Measure them; give the first row, or -1 where they are not what they were.
+        """Measure them; give the first row, or why not: `UNLIKE` or `NOT_NOW`.
 
-        Nor are they measured here where another device is current, on a stream that nothing was
-        measured on since the last merge, or where there are not slots enough until the next one.
+        Not now is on a stream that nothing was measured on since the last merge, where there are
+        not slots enough until the next one, and where a kernel cannot read them as they lie.
         """
         if has_function_mode():  # it would see every look at them
             with torch._C.DisableTorchFunction():
                 return self(tensors)
-        if not Launcher.is_quick or not self._likeness.holds(tensors):
-            return -1
-        return self._measure(cast("Sequence[Tensor]", tensors))
+        if not self._likeness.holds(tensors):
+            return UNLIKE
+        alike = cast("Sequence[Tensor]", tensors)
+        if current_cuda_device() == self._index:
+            return self._measure(alike)
+        with torch.cuda.device(self._index):
+            return self._measure(alike)
+
+    def is_like(self, tensors: Sequence[Tensor]) -> bool:
+        """Tell whether these are what it measures, now or another time."""
+        if has_function_mode():
+            with torch._C.DisableTorchFunction():
+                return self.is_like(tensors)
+        return self._likeness.holds(tensors) and all(
+            _place_of(tensors[one]) == _place_of(tensors[other]) for one, other in self._shared
+        )
 
     def _measure(self, tensors: Sequence[Tensor]) -> int:
         if torch.cuda.is_current_stream_capturing():
-            return -1
+            return NOT_NOW
         places = list(map(_place_of, tensors))
         stream = raw_cuda_stream(self._index)
         slots = self._slots
         with self._lock:
-            if places != self._places and not self._move(tensors, places):
-                return -1
+            if places != self._places:
+                if any(places[one] != places[other] for one, other in self._shared):
+                    return UNLIKE
+                if not _are_readable(tensors, places):
+                    return NOT_NOW
+                self._places, self._arranged = places, None
             slot: int = slots.used
-            if (
-                stream not in slots.streams
-                or slot + self._count > SLOTS
-                or current_cuda_device() != self._index
-            ):
-                return -1
+            if stream not in slots.streams or slot + self._count > SLOTS:
+                return NOT_NOW
             if self._arranged != (slot, stream) and not self._arrange(slot, stream):
-                return -1
+                return NOT_NOW
             slots.used = slot + self._count
             for launch, args in self._launches:
                 launch(*args)
             return slots.base + slot
-
-    def _move(self, tensors: Sequence[Tensor], places: list[int]) -> bool:
-        """Take other addresses; false where a kernel cannot read there what it did."""
-        for one, at in zip(tensors, places, strict=True):
-            # Where memory was freed, the address is that of the offset into nothing.
-            if at & 15 or at <= 8 * one.storage_offset():
-                return False
-        if any(places[one] != places[other] for one, other in self._shared):
-            return False
-        self._places, self._arranged = places, None
-        return True
 
     def _arrange(self, slot: int, stream: int) -> bool:
         """Write the launches down for a slot and a stream; false where a kernel is not compiled."""
@@ -139,3 +141,11 @@ class Repeat:
             slot += len(at)
         self._launches, self._arranged = launches, (slot - self._count, stream)
         return True
+
+
+def _are_readable(tensors: Sequence[Tensor], places: list[int]) -> bool:
+    """Tell whether a kernel can read at these addresses what it read at others."""
+    # Where memory was freed, the address is that of the offset into nothing.
+    return not any(
+        at & 15 or at <= 8 * one.storage_offset() for one, at in zip(tensors, places, strict=True)
+    )

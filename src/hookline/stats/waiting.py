@@ -12,8 +12,8 @@ from typing import Any, Protocol
 _FIRST, _LONGEST = 2e-4, 1.6e-2
 """Seconds between two looks: each is twice as long as the one before, up to a bound.
 
-A look takes Python's lock and the driver's from the thread that trains, and nobody is in a hurry:
-nine in 50 ms are better than thirty.
+A look takes Python's lock and the driver's from the thread that trains: nine in 50 ms are better
+than thirty. Who asks for what is not there yet gets it up to as much later.
 """
 
 _RELAXED = 2

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from hookline.stats import Log, Repeat
+from hookline.stats import NOT_NOW, UNLIKE, Log, Repeat
 from hookline.watchers.sorting import Event
 
-_KINDS = 4
+_KINDS = 16
 """How many kinds of values are known of the same sites: of batches of several lengths, say."""
 
-_MISSES = 8
-"""How many values of other kinds come before one of these takes the place of a kind that is known.
+_PATIENCE, _MOST_PATIENCE = 8, 64
+"""How many values of other kinds come, at first and at most, before one takes the place of a kind.
 
 To know a kind takes about as long as to measure a few of it the longer way.
 """
@@ -26,57 +27,91 @@ class Companions:
     noted of them is there already.
     """
 
-    __slots__ = ("_kinds", "_misses", "_room", "sites")
+    __slots__ = ("_kinds", "_latest", "_misses", "_patience", "_room", "sites")
 
     def __init__(self, sites: Sequence[int]) -> None:
         self.sites = sites
-        self._kinds: tuple[_Kind, ...] = ()
-        """Those that are known, the one that came last before others."""
+        self._kinds: dict[Any, _Kind] = {}
+        """Those that are known, the one met first before others."""
+        self._latest: _Kind | None = None
+        """The one that came last."""
         self._room = _KINDS
         """How many more may be met before any is forgotten."""
-        self._misses = 0
+        self._misses, self._patience = 0, _PATIENCE
 
     def measure(self, values: Sequence[Tensor | None]) -> Sequence[Event] | None:
-        """Measure values of a kind that is known; None where they are of no such kind."""
-        for kind in self._kinds:
-            events = kind.measure(values)
-            if events is not None:
-                if kind is not self._kinds[0]:
-                    self._kinds = (kind, *(one for one in self._kinds if one is not kind))
-                return events
-        self._misses += 1
+        """Measure values of a kind that is known; None where they are not, or cannot be now."""
+        kind = self._latest
+        if kind is not None:
+            row = kind.again(values)
+            if row >= 0:
+                return kind.note(row)
+            if row == NOT_NOW:
+                return None
+        first, last = values[0], values[-1]
+        if first is None or last is None:
+            return None
+        other = self._kinds.get(_mark(first, last))
+        if other is None or other is kind:
+            self._misses += 1
+            return None
+        row = other.again(values)
+        if row >= 0:
+            self._latest = other
+            return other.note(row)
+        self._misses += row == UNLIKE
         return None
 
     def meet(self, log: Log, values: Sequence[Tensor]) -> None:
         """Know values like these from now on, if there is room and they can be measured so."""
-        if self._room == 0 and self._misses <= _MISSES:
+        if self._room == 0 and self._misses <= self._patience:
             return
+        mark = _mark(values[0], values[-1])
+        known = self._kinds.get(mark)
+        if known is not None and known.again.is_like(values):
+            return  # only not now
         self._misses = 0
         self._room = max(0, self._room - 1)  # what cannot be measured so is not looked at forever
         again = log.repeat(values)
         if again is not None:
-            self._kinds = (_Kind(self.sites, log, again), *self._kinds[: _KINDS - 1])
+            kinds = {key: kind for key, kind in self._kinds.items() if key != mark}
+            dropped = [known] if known is not None else []
+            if len(kinds) == _KINDS:
+                dropped.append(kinds.pop(next(iter(kinds))))
+            kinds[mark] = self._latest = _Kind(self.sites, log, again)
+            self._kinds = kinds
+            if not any(kind.uses <= _PATIENCE for kind in dropped):
+                return
+        # Nothing came of it, or of one before: the next is met after more of other kinds.
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+
+
+def _mark(first: Tensor, last: Tensor) -> Any:
+    """Give what a kind is found by: values whose marks differ are of several."""
+    return first.shape, last.shape, first.dtype, first.requires_grad
 
 
 class _Kind:
     """Values that are alike in all but where they lie and what they hold."""
 
-    __slots__ = ("_again", "_log", "_noted", "_sites")
+    __slots__ = ("_log", "_noted", "_sites", "again", "uses")
 
     def __init__(self, sites: Sequence[int], log: Log, again: Repeat) -> None:
         self._sites = sites
         self._log = log
-        self._again = again
+        self.again = again
+        """What measures them."""
+        self.uses = 0
+        """How often it did."""
         self._noted: tuple[int, Sequence[Event]] = (-1, ())
         """The first row of the values measured last, and which site each row belongs to."""
 
-    def measure(self, values: Sequence[Tensor | None]) -> Sequence[Event] | None:
-        row = self._again(values)
-        if row < 0:
-            return None
+    def note(self, row: int) -> Sequence[Event]:
+        """Tell which site each row belongs to, where the first is this one."""
+        self.uses += 1
         noted, events = self._noted
         if row != noted:
-            pairs = zip(self._sites, self._again.offsets, strict=True)
+            pairs = zip(self._sites, self.again.offsets, strict=True)
             events = [(site, row + offset, self._log) for site, offset in pairs]
             self._noted = row, events
         return events

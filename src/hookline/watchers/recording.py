@@ -257,18 +257,23 @@ class Recorder:
     def _measure_companions(self, companions: Companions, values: Sequence[Tensor | None]) -> None:
         begun = time.perf_counter()
         events = companions.measure(values)
-        if events is None:
-            pairs = zip(companions.sites, values, strict=True)
-            there = [(site, one) for site, one in pairs if one is not None]
-            for start in range(0, len(there), TOGETHER):
-                part = there[start : start + TOGETHER]
-                self._measure_alike([site for site, _ in part], [one for _, one in part])
-            begun = time.perf_counter()
-            if len(there) == len(values):
-                found = [one for _, one in there]
-                companions.meet(self.log_for(found[0].device), found)
-        else:
+        if events is not None:
             self._step.events += events
+        self.own_seconds += time.perf_counter() - begun
+        if events is None:
+            self._measure_others(companions, values)
+
+    def _measure_others(self, companions: Companions, values: Sequence[Tensor | None]) -> None:
+        """Measure values of a kind that is not known, and know them next time."""
+        pairs = zip(companions.sites, values, strict=True)
+        there = [(site, one) for site, one in pairs if one is not None]
+        for start in range(0, len(there), TOGETHER):
+            part = there[start : start + TOGETHER]
+            self._measure_alike([site for site, _ in part], [one for _, one in part])
+        begun = time.perf_counter()
+        if len(there) == len(values):
+            found = [one for _, one in there]
+            companions.meet(self.log_for(found[0].device), found)
         self.own_seconds += time.perf_counter() - begun
 
     def measure_part(self, site: int, part: Tensor, sketch: Tensor) -> tuple[int, Log]:

@@ -34,7 +34,7 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
         if grad is not None and session.epoch is epoch:
             listener.on_light_gradient(grad)
 
-    # One object, since threads share an ear and each has a lane of its own.
+    # One object, since threads share an ear, and may have a lane each.
     way: _Way = None, frozenset(), -1, hear_gradient
 
     def hear(output: Tensor) -> GradientHook | None:

@@ -153,12 +153,13 @@ class Queue:
         """Make what takes the gradients of a site; None where they must not wait."""
         if site not in self._known or site in self.hasty:
             return None
-        is_first = not lane.groups or len(lane.groups[-1].sites) == TOGETHER
-        if is_first:
-            lane.groups.append(Group())
-        group = lane.groups[-1]
-        box = group.add(site)
-        lane.boxes.append(box)
+        with lane.lock:  # threads whose work goes to one stream share a lane
+            is_first = not lane.groups or len(lane.groups[-1].sites) == TOGETHER
+            if is_first:
+                lane.groups.append(Group())
+            group = lane.groups[-1]
+            box = group.add(site)
+            lane.boxes.append(box)
         if not is_first:
             return box.append
 
