@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,14 @@ MONITORS = [
 
 
 class PlainTraining(Training):
-    """A training whose optimizer takes little time."""
+    """A training whose optimizer takes little time, on batches of one length or of several."""
+
+    def __init__(self, lengths: int) -> None:
+        size = replace(SIZE, length=SIZE.length + lengths - 1)
+        super().__init__(size)
+        longest, draw = self.batches[0], random.Random(0).randint
+        several = [longest[:, : draw(SIZE.length, size.length) + 1] for _ in range(20 * lengths)]
+        self.batches = several if lengths > 1 else self.batches
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Make an optimizer that has not stepped."""
@@ -54,6 +62,7 @@ def main() -> None:
     """Train with each monitor in turn, and print what each adds to a step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--lengths", type=int, default=1, help="of sequences, drawn by chance")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
@@ -61,12 +70,12 @@ def main() -> None:
         device = stack.enter_context(pretend_device(patch))
         have_values_wait(patch)
         patch.setattr(recording, "open_log", lambda where: device.open_log())
-        trainings = {one.name: PlainTraining(SIZE) for one in MONITORS}
+        trainings = {one.name: PlainTraining(options.lengths) for one in MONITORS}
         for monitor in MONITORS:
             training = trainings[monitor.name]
             training.attached = stack.enter_context(monitor.attach(training.model))
         for training in trainings.values():
-            for _ in range(40):
+            for _ in range(40 * options.lengths):
                 training.step()
             training.attached.settle()
         device.is_idle = True

@@ -74,7 +74,7 @@ class Training:
         self.is_fused = None if device == "cpu" else True
         self.optimizer = self.make_optimizer()
         shape = (16, size.batch, size.length + 1)
-        self.batches = torch.randint(0, size.vocabulary, shape).to(device)
+        self.batches = list(torch.randint(0, size.vocabulary, shape).to(device))
         self.around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self.attached = Attached()
         self.taken = 0
