@@ -1,9 +1,13 @@
-"""Measure what watching takes of the host beside a GPU, without one: `python bench/gpu_host.py`.
+"""Measure what watching takes of the host beside a GPU: `python bench/gpu_host.py`.
 
-A GPT as deep as that of gpu_watch.py and of next to no width trains on the CPU. Its values go the
-way of those on a GPU, up to the launch of a kernel, which does nothing. So all that is added to a
-step is time of the host, whose share on a GPU is that of slower steps. What the driver takes for a
-launch is not in it, nor what autograd's own thread takes.
+A GPT as deep as that of gpu_watch.py and of next to no width trains: on a GPU its kernels are done
+before the host has launched the next ones, so a step takes what the host takes. Where the wide one
+takes longer, the device is the limit, and what the host does beside it costs nothing.
+
+Without a GPU it trains on the CPU. Its values go the way of those on a GPU, up to the launch of a
+kernel, which does nothing. So all that is added to a step is time of the host, whose share on a GPU
+is that of slower steps. What the driver takes for a launch is not in it, nor what autograd's own
+thread takes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +36,7 @@ from pretended_device import have_values_wait, pretend_device
 from hookline.watchers import recording
 
 SIZE = Size(blocks=24, width=16, heads=2, vocabulary=64, length=8, batch=1)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALONE = {"rules": False, "replay": False, "units_every": 0}
 STEPS = 50
 MONITORS = [
@@ -43,18 +49,20 @@ MONITORS = [
 ]
 
 
-class PlainTraining(Training):
-    """A training whose optimizer takes little time, on batches of one length or of several."""
+class NarrowTraining(Training):
+    """A training that takes the device next to no time, on batches of one length or of several."""
 
     def __init__(self, lengths: int) -> None:
         size = replace(SIZE, length=SIZE.length + lengths - 1)
-        super().__init__(size)
+        super().__init__(size, device=DEVICE, dtype=torch.bfloat16 if DEVICE == "cuda" else None)
         longest, draw = self.batches[0], random.Random(0).randint
         several = [longest[:, : draw(SIZE.length, size.length) + 1] for _ in range(20 * lengths)]
         self.batches = several if lengths > 1 else self.batches
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Make an optimizer that has not stepped."""
+        """Make an optimizer that has not stepped; on the CPU the quickest one."""
+        if DEVICE == "cuda":
+            return super().make_optimizer()
         return torch.optim.SGD(self.model.parameters(), lr=1e-4)
 
 
@@ -66,11 +74,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        device = stack.enter_context(pretend_device(patch))
-        have_values_wait(patch)
-        patch.setattr(recording, "open_log", lambda where: device.open_log())
-        trainings = {one.name: PlainTraining(options.lengths) for one in MONITORS}
+        begin_measuring = stack.enter_context(pretend()) if DEVICE == "cpu" else lambda: None
+        trainings = {one.name: NarrowTraining(options.lengths) for one in MONITORS}
         for monitor in MONITORS:
             training = trainings[monitor.name]
             training.attached = stack.enter_context(monitor.attach(training.model))
@@ -78,11 +83,30 @@ def main() -> None:
             for _ in range(40 * options.lengths):
                 training.step()
             training.attached.settle()
-        device.is_idle = True
+        begin_measuring()
         print(measure(trainings, options.rounds).markdown())
 
 
-def measure(trainings: dict[str, PlainTraining], rounds: int) -> Table:
+@contextlib.contextmanager
+def pretend() -> Iterator[Callable[[], None]]:
+    """Have values of the CPU taken for those of a GPU; give what ends all launching."""
+    with pytest.MonkeyPatch.context() as patch, pretend_device(patch) as device:
+        have_values_wait(patch)
+        patch.setattr(recording, "open_log", lambda where: device.open_log())
+
+        def launch_nothing() -> None:
+            device.is_idle = True
+
+        yield launch_nothing
+
+
+def wait_for_device() -> None:
+    """Wait until the device has done all, where there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(trainings: dict[str, NarrowTraining], rounds: int) -> Table:
     """Time steps in a row with each monitor, each round in another order."""
     gc.collect()
     gc.freeze()
@@ -95,9 +119,11 @@ def measure(trainings: dict[str, PlainTraining], rounds: int) -> Table:
             training = trainings[name]
             training.step()
             training.attached.settle()
+            wait_for_device()
             begin = time.perf_counter()
             for _ in range(STEPS):
                 training.step()
+            wait_for_device()
             taken[name].append((time.perf_counter() - begin) / STEPS * 1e6)
             training.attached.settle()
     plain = taken[PLAIN.name]

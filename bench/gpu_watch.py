@@ -66,7 +66,11 @@ class Turns:
     """Until the device has done all."""
 
     host: list[float] = field(default_factory=list)
-    """Until the host has given out the work: where this is near `wall`, the host is the limit."""
+    """Until the host has given out the work: where this is near `wall`, the host is the limit.
+
+    It is not what the host takes: the driver holds it back when it is some thousand launches ahead.
+    What it takes by itself is what gpu_host.py measures.
+    """
 
 
 class Stopwatch:
