@@ -20,7 +20,7 @@ import torch
 from tables import Table, judge
 from torch import Tensor
 
-from hookline.stats import Log, cuda, open_log
+from hookline.stats import TOGETHER, Log, cuda, open_log
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = [KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB, 4 * GIB]
@@ -139,12 +139,12 @@ def measure_host(log: Log) -> Table:
             log.add(one)
 
     def together(given: list[Tensor]) -> None:
-        for start in range(0, len(given), 8):
-            log.add_together(given[start : start + 8])
+        for start in range(0, len(given), TOGETHER):
+            log.add_together(given[start : start + TOGETHER])
 
     ways: dict[str, tuple[Callable[[list[Tensor]], None], list[Tensor]]] = {
         "one by one": (one_by_one, tensors),
-        "eight together": (together, tensors),
+        f"{TOGETHER} together": (together, tensors),
         "transposed, one by one": (one_by_one, views),
         "columns, one by one": (one_by_one, columns),
     }

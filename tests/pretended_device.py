@@ -20,14 +20,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.stats import Log
+from hookline.stats import TOGETHER, Log
 from hookline.watchers import swift_ears, waiting
 from hookline.watchers.recording import Recorder
 
 WIDTH = 10
 """Numbers in a row on the device."""
 
-OWN_ARGUMENTS = {"measure": 4, "measure_eight": 26}
+OWN_ARGUMENTS = {"measure": 4, "measure_several": 3 * TOGETHER + 2}
 """How many arguments a kernel has before those it is compiled with."""
 
 
@@ -95,8 +95,11 @@ def _measure(kind: torch.dtype, at: int, count: int, row_at: int, programs_at: i
     ctypes.c_int32.from_address(programs_at).value = 1
 
 
-def _measure_eight(kind: torch.dtype, *args: int) -> None:
-    places, counts, ends, (rows_at, programs_at) = args[:8], args[8:16], args[16:24], args[24:]
+def _measure_several(kind: torch.dtype, *args: int) -> None:
+    places, counts, ends = (
+        args[begin : begin + TOGETHER] for begin in range(0, 3 * TOGETHER, TOGETHER)
+    )
+    rows_at, programs_at = args[3 * TOGETHER :]
     slots = importlib.import_module("hookline.stats.slots")
     begin = 0
     for number, (at, count, end) in enumerate(zip(places, counts, ends, strict=True)):
@@ -141,7 +144,7 @@ def pretend_device(patch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
         modules = [importlib.import_module(f"hookline.stats.{name}") for name in names]
     kernels, measuring, launching, slots, repeating, cuda = modules
     patch.setattr(kernels, "measure", _Kernel(device, "measure", _measure))
-    patch.setattr(kernels, "measure_eight", _Kernel(device, "measure_eight", _measure_eight))
+    patch.setattr(kernels, "measure_several", _Kernel(device, "measure_several", _measure_several))
     patch.setattr(kernels, "reduce_rows", _Reduce(device))
     patch.setattr(launching.Launcher, "is_quick", True)
     for module in (slots, repeating, cuda):

@@ -11,7 +11,7 @@ import torch
 from pretended_device import PretendedDevice, pretend_device
 from torch import Tensor
 
-from hookline.stats import NOT_NOW, UNLIKE, Log, Measured
+from hookline.stats import NOT_NOW, TOGETHER, UNLIKE, Log, Measured
 
 
 @pytest.fixture
@@ -48,9 +48,23 @@ def test_the_device_measures_as_torch_does(log: Log, device: PretendedDevice) ->
     assert_measured(log.take().wait(), [values[0], *values, values[2]], rows)
     assert device.launches == [
         ("measure", "usual"),
-        ("measure_eight", "usual"),
+        ("measure_several", "usual"),
         ("measure", "short"),
     ]
+
+
+@pytest.mark.parametrize("count", [2, TOGETHER - 1, TOGETHER])
+def test_as_many_as_one_launch_takes_are_each_measured(
+    count: int, log: Log, device: PretendedDevice
+) -> None:
+    values = [draw(3 + 5 * number) for number in range(count)]
+    rows = log.add_together(values)
+    repeat = log.repeat(values)
+    assert repeat is not None
+    row = repeat(values)
+    again = [row + offset for offset in repeat.offsets]
+    assert_measured(log.take().wait(), [*values, *values], [*rows, *again])
+    assert device.launches == [("measure_several", "usual"), ("measure_several", "short")]
 
 
 def test_tensors_of_several_dtypes_come_again(log: Log, device: PretendedDevice) -> None:
@@ -84,7 +98,7 @@ def test_other_tensors_take_the_same_rows_in_the_next_step(log: Log) -> None:
 
 
 def test_more_tensors_than_there_are_slots_for_have_rows_of_their_own(log: Log) -> None:
-    groups = [[draw(64) for _ in range(8)] for _ in range(80)]
+    groups = [[draw(64) for _ in range(13)] for _ in range(50)]
     log.add_together(groups[0])
     repeat = log.repeat(groups[0])
     assert repeat is not None
@@ -94,7 +108,7 @@ def test_more_tensors_than_there_are_slots_for_have_rows_of_their_own(log: Log) 
         for values in groups:
             row = repeat(values)
             rows += log.add_together(values) if row < 0 else [row + n for n in repeat.offsets]
-        assert rows == list(range(640))
+        assert rows == list(range(650))
         values = [one for group in groups for one in group]
         assert_measured(log.take().wait(), values, rows)
 
@@ -205,7 +219,7 @@ def test_a_default_device_changes_nothing(log: Log) -> None:
 def test_what_is_large_or_lies_askew_is_not_repeated(log: Log) -> None:
     assert log.repeat([draw(64), draw(64).view(8, 8).t()]) is None
     assert log.repeat([draw(64), draw(64)[1:]]) is None  # at an address that is not aligned
-    assert log.repeat([draw(8) for _ in range(9)]) is None
+    assert log.repeat([draw(8) for _ in range(TOGETHER + 1)]) is None
     values = [draw(64), draw(64)]
     log.add_together(values)
     repeat = log.repeat(values)

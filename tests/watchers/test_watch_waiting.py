@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.runs import SiteFacts
-from hookline.stats import UNLIKE
+from hookline.stats import TOGETHER, UNLIKE
 from hookline.stats.cpu import CpuLog
 from hookline.stats.likeness import Likeness
 from hookline.stats.rows import derive
@@ -36,6 +36,15 @@ def make_recorder(sites: int) -> Recorder:
         recorder.new_site(describe, torch.zeros(number))
     recorder.is_on = True
     return recorder
+
+
+def open_lane(recorder: Recorder, sites: int) -> waiting.Lane:
+    """Have a step meet some sites, and a value of the first one wait in the next; give its lane."""
+    for site in range(sites):
+        recorder.measure_now(site, torch.ones(1))
+    recorder.end_step(0)
+    recorder.queue.take(0, torch.ones(1))
+    return next(iter(recorder.queue._lanes.values()))
 
 
 def describe(number: int, value: Tensor) -> SiteFacts:
@@ -117,35 +126,62 @@ def test_values_of_two_streams_wait_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("streams")
 def test_gradients_wait_in_lists_until_the_first_of_their_group() -> None:
-    recorder = make_recorder(9)
-    queue = recorder.queue
-    for site in range(9):
-        recorder.measure_now(site, torch.ones(1))
-    recorder.end_step(0)
-    queue.take(0, torch.ones(1))
-    lane = next(iter(queue._lanes.values()))
-    hooks = [queue.make_box(lane, site) for site in range(9)]
+    sites = range(TOGETHER + 1)
+    recorder = make_recorder(len(sites))
+    queue, lane = recorder.queue, open_lane(recorder, len(sites))
+    hooks = [queue.make_box(lane, site, 2) for site in sites]
     lengths = []
     for number, hook in reversed(list(enumerate(hooks))):
         assert hook is not None
         hook(torch.full((2,), float(number)))
         lengths.append(queue.length)
-    assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 1]  # the one that waits is no gradient
-    means = {number: float(number) for number in range(9)} | {0: 1 / 3}
+    assert lengths == [*range(1, TOGETHER + 1), 1]  # the one that waits is no gradient
+    means = {number: float(number) for number in sites} | {0: 1 / 3}
     assert read_means(recorder) == pytest.approx(means)
-    assert queue.make_box(lane, 10) is None  # not met while it learned
+    assert queue.make_box(lane, TOGETHER + 2, 2) is None  # not met while it learned
+
+
+@pytest.mark.usefixtures("streams")
+def test_no_more_waits_than_is_worth_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MOST_HELD", 100)
+    recorder = make_recorder(8)
+    queue, lengths = recorder.queue, []
+    queue.has_learned = True
+    for site, size in enumerate([40, 40, 40, 90, 60, 60, 1, 1]):
+        queue.take(site, torch.full((size,), float(site)))
+        lengths.append(queue.length)
+    assert lengths == [1, 2, 3, 1, 2, 1, 2, 3]
+    assert read_means(recorder) == {site: float(site) for site in range(8)}
+
+
+@pytest.mark.usefixtures("streams")
+def test_gradients_that_are_large_together_wait_in_smaller_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "MOST_HELD", 100)
+    recorder = make_recorder(5)
+    queue, lane = recorder.queue, open_lane(recorder, 5)
+    for site, size in enumerate([40, 40, 30, 70, 1]):
+        queue.make_box(lane, site, size)
+    assert [group.sites for group in lane.groups] == [(0, 1), (2, 3), (4,)]
+
+
+def test_the_first_step_holds_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MOST_HELD", 100)
+    recorder = make_recorder(5)
+    for site in range(5):
+        recorder.measure_now(site, torch.ones(60))
+    assert [site for site, _, _ in recorder.queue._latest] == [2, 3, 4]
+    for _ in range(3 * TOGETHER):
+        recorder.measure_now(0, torch.ones(1))
+    assert len(recorder.queue._latest) == 2 * TOGETHER
 
 
 @pytest.mark.usefixtures("streams")
 def test_threads_on_one_stream_add_their_sites_one_after_the_other() -> None:
     recorder = make_recorder(2)
-    queue = recorder.queue
-    for site in range(2):
-        recorder.measure_now(site, torch.ones(1))
-    recorder.end_step(0)
-    queue.take(0, torch.ones(1))
-    lane = next(iter(queue._lanes.values()))
-    other = threading.Thread(target=queue.make_box, args=(lane, 1))
+    queue, lane = recorder.queue, open_lane(recorder, 2)
+    other = threading.Thread(target=queue.make_box, args=(lane, 1, 1))
     with lane.lock:  # as if this one were in the middle of it
         other.start()
         other.join(0.05)
@@ -158,13 +194,8 @@ def test_threads_on_one_stream_add_their_sites_one_after_the_other() -> None:
 @pytest.mark.usefixtures("streams")
 def test_what_comes_after_the_end_is_let_go() -> None:
     recorder = make_recorder(2)
-    queue = recorder.queue
-    for site in range(2):
-        recorder.measure_now(site, torch.ones(1))
-    recorder.end_step(0)
-    queue.take(0, torch.ones(1))
-    lane = next(iter(queue._lanes.values()))
-    last, first = (queue.make_box(lane, site) for site in range(2))
+    queue, lane = recorder.queue, open_lane(recorder, 2)
+    last, first = (queue.make_box(lane, site, 1) for site in range(2))
     assert first is not None
     assert last is not None
     queue.close()
@@ -286,7 +317,7 @@ def test_where_autograd_made_no_gradient_the_others_are_measured(
 
 def test_a_group_gives_up_what_waits_of_every_site() -> None:
     group = waiting.Group()
-    boxes = [group.add(site) for site in (5, 6, 7)]
+    boxes = [group.add(site, 1) for site in (5, 6, 7)]
     one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
     for box, grad in zip(boxes, (one, None, three), strict=True):
         box.append(grad)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from hookline.stats.logs import (
     NOT_NOW,
+    TOGETHER,
     UNLIKE,
     Extras,
     Log,
@@ -38,6 +39,7 @@ from hookline.stats.logs import (
 
 __all__ = [
     "NOT_NOW",
+    "TOGETHER",
     "UNLIKE",
     "Extras",
     "Log",

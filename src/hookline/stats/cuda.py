@@ -27,16 +27,13 @@ from hookline.stats import kernels, update_kernels
 from hookline.stats.arriving import PARTIAL_WIDTH, CudaStep, CudaTaken
 from hookline.stats.cuda_extras import ExtraKernels
 from hookline.stats.launching import Launcher
-from hookline.stats.logs import Extras, Taken, Update
+from hookline.stats.logs import TOGETHER, Extras, Taken, Update
 from hookline.stats.measuring import LARGE, Measuring, is_direct
 from hookline.stats.preparing import prepare, prepare_update, undisturbed
 from hookline.stats.readings import READABLE
 from hookline.stats.repeating import Launch, Part, Repeat
 from hookline.stats.rows import NAN, POSINF
 from hookline.stats.slots import MOST_PROGRAMS, SLOT_BYTES, SLOTS, Slots
-
-TOGETHER = 8
-"""How many tensors one launch can measure."""
 
 _ALONE = 1 << 26
 """Elements of a tensor that is worth a launch of its own."""
@@ -84,7 +81,7 @@ class CudaLog:
         self._measuring = Measuring(self._index)
         self._ready = self._measuring.ready
         self._extras = ExtraKernels(self._index)
-        self._eight: dict[torch.dtype, tuple[Launcher, int, int]] = {}
+        self._several: dict[torch.dtype, tuple[Launcher, int, int]] = {}
         self._update = {
             has: Launcher(
                 update_kernels.measure_four_updates,
@@ -259,7 +256,7 @@ class CudaLog:
             programs = min(-(-sizes[0] // reading.block), most)
             find = functools.partial(self._find_ready, kind)
             return Part(tuple(group), find, programs, (sizes[0],), 0)
-        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
+        launcher, block, most = self._several.get(kind) or self._make_several(kind)
         ends = apportion(tuple(sizes), block, most)
         missing = TOGETHER - len(sizes)
         numbers = (*sizes, *[0] * missing, *ends)
@@ -274,7 +271,7 @@ class CudaLog:
     def _launch(self, kind: torch.dtype, tensors: list[Tensor]) -> int:
         """Measure tensors of one dtype that lie side by side; give the first row."""
         _refuse_recording(tensors[0])
-        launcher, block, most = self._eight.get(kind) or self._make_eight(kind)
+        launcher, block, most = self._several.get(kind) or self._make_several(kind)
         count = len(tensors)
         missing = TOGETHER - count
         sizes = [one.numel() for one in tensors]
@@ -299,14 +296,14 @@ class CudaLog:
             )
         return row
 
-    def _make_eight(self, kind: torch.dtype) -> tuple[Launcher, int, int]:
+    def _make_several(self, kind: torch.dtype) -> tuple[Launcher, int, int]:
         reading = self._measuring.reading(kind)
         constants = reading.constants(is_aligned=True)
         launcher = Launcher(
-            kernels.measure_eight, warps=reading.warps, MOST=MOST_PROGRAMS, **constants
+            kernels.measure_several, warps=reading.warps, MOST=MOST_PROGRAMS, **constants
         )
         made = launcher, reading.block, self._measuring.most_programs(reading)
-        self._eight[kind] = made
+        self._several[kind] = made
         return made
 
     def add_update(self, before: Tensor, after: Tensor, grad: Tensor | None = None) -> int:

@@ -98,13 +98,8 @@ def measure_strided(
     store_row(row_ptr, finite, nan, posinf, neginf, low, high, mean, m2)
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"),
-        *("end0", "end1", "end2", "end3", "end4", "end5", "end6", "end7"),
-    ]
-)
-def measure_eight(
+@triton.jit(do_not_specialize=[f"{name}{number}" for name in ("n", "end") for number in range(16)])
+def measure_several(
     x0_ptr,
     x1_ptr,
     x2_ptr,
@@ -113,6 +108,14 @@ def measure_eight(
     x5_ptr,
     x6_ptr,
     x7_ptr,
+    x8_ptr,
+    x9_ptr,
+    x10_ptr,
+    x11_ptr,
+    x12_ptr,
+    x13_ptr,
+    x14_ptr,
+    x15_ptr,
     n0,
     n1,
     n2,
@@ -121,6 +124,14 @@ def measure_eight(
     n5,
     n6,
     n7,
+    n8,
+    n9,
+    n10,
+    n11,
+    n12,
+    n13,
+    n14,
+    n15,
     end0,
     end1,
     end2,
@@ -129,6 +140,14 @@ def measure_eight(
     end5,
     end6,
     end7,
+    end8,
+    end9,
+    end10,
+    end11,
+    end12,
+    end13,
+    end14,
+    end15,
     rows_ptr,
     programs_ptr,
     MOST: tl.constexpr,
@@ -139,59 +158,61 @@ def measure_eight(
     SUMS: tl.constexpr,
     IN_WORDS: tl.constexpr,
 ):
-    """Write the partial rows of eight tensors of one dtype in slots that follow each other.
+    """Write the partial rows of sixteen tensors of one dtype in slots that follow each other.
 
     One launch, because that takes longer than reading a tensor. The programs up to `end0` read the
     first one, those up to `end1` the second: larger ones have more. Fewer come with empty ones.
     """
+    x_ptrs = (
+        x0_ptr,
+        x1_ptr,
+        x2_ptr,
+        x3_ptr,
+        x4_ptr,
+        x5_ptr,
+        x6_ptr,
+        x7_ptr,
+        x8_ptr,
+        x9_ptr,
+        x10_ptr,
+        x11_ptr,
+        x12_ptr,
+        x13_ptr,
+        x14_ptr,
+        x15_ptr,
+    )
+    counts = (n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11, n12, n13, n14, n15)
+    ends = (
+        end0,
+        end1,
+        end2,
+        end3,
+        end4,
+        end5,
+        end6,
+        end7,
+        end8,
+        end9,
+        end10,
+        end11,
+        end12,
+        end13,
+        end14,
+        end15,
+    )
     pid = tl.program_id(0)
     which = 0
     x_ptr = x0_ptr
     n = n0
     begin = end0 * 0
     end = end0
-    if pid >= end0:
-        which = 1
-        x_ptr = x1_ptr
-        n = n1
-        begin = end0
-        end = end1
-    if pid >= end1:
-        which = 2
-        x_ptr = x2_ptr
-        n = n2
-        begin = end1
-        end = end2
-    if pid >= end2:
-        which = 3
-        x_ptr = x3_ptr
-        n = n3
-        begin = end2
-        end = end3
-    if pid >= end3:
-        which = 4
-        x_ptr = x4_ptr
-        n = n4
-        begin = end3
-        end = end4
-    if pid >= end4:
-        which = 5
-        x_ptr = x5_ptr
-        n = n5
-        begin = end4
-        end = end5
-    if pid >= end5:
-        which = 6
-        x_ptr = x6_ptr
-        n = n6
-        begin = end5
-        end = end6
-    if pid >= end6:
-        which = 7
-        x_ptr = x7_ptr
-        n = n7
-        begin = end6
-        end = end7
+    for number in tl.static_range(1, 16):
+        if pid >= ends[number - 1]:
+            which = number
+            x_ptr = x_ptrs[number]
+            n = counts[number]
+            begin = ends[number - 1]
+            end = ends[number]
     share = (pid - begin).to(tl.int64)
     shares = (end - begin).to(tl.int64)
     if share == 0:

@@ -27,6 +27,9 @@ SKETCH_WIDTH = 64
 BINS = 256
 """How many bins the histogram of exponents has."""
 
+TOGETHER = 16
+"""How many tensors of a GPU are measured in one launch."""
+
 
 class Extras(enum.IntFlag):
     """What to measure of a tensor besides its row."""

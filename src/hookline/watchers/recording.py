@@ -22,13 +22,13 @@ from torch import Tensor
 
 from hookline._errors import UnsupportedTensor
 from hookline.runs import SiteFacts
-from hookline.stats import Extras, Log, Update, open_log
+from hookline.stats import TOGETHER, Extras, Log, Update, open_log
 from hookline.watchers.companions import Companions
 from hookline.watchers.guarding import Guard
 from hookline.watchers.harvesting import Harvest
 from hookline.watchers.sorting import Event, UpdateEvent
 from hookline.watchers.units import UnitLog
-from hookline.watchers.waiting import TOGETHER, Queue
+from hookline.watchers.waiting import Queue
 
 _CHECKED = 16
 """One step in so many goes the longer way, where every value is looked at: may it still wait?"""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hookline._torch import is_functorch_active, is_tracing, raw_cuda_stream
 from hookline.hooks.visits import GradientHook, LightEar
-from hookline.watchers.waiting import LARGE, TOGETHER, Lane
+from hookline.stats import TOGETHER
+from hookline.watchers.waiting import LARGE, MOST_HELD, Lane
 
 if TYPE_CHECKING:
     from hookline.watchers.listening import WatchListener
@@ -46,16 +47,17 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
                 and raw_cuda_stream(device) == opened.stream
                 and not is_functorch_active()
                 and not is_tracing()
-                and output.numel() <= LARGE
+                and (size := output.numel()) <= LARGE
             ):
                 lane, hasty, site, hook = way
                 if opened is not lane or queue.hasty is not hasty:
-                    lane, _, site, hook = turn_to(opened)
+                    lane, _, site, hook = turn_to(opened, size)
                 if lane is not None:
                     waiting = lane.waiting
                     # Not before the next one comes: a module around often returns the very same.
-                    if len(waiting) >= TOGETHER:
+                    if len(waiting) >= TOGETHER or lane.held > MOST_HELD:
                         queue.settle_values(lane)
+                    lane.held += size
                     try:
                         waiting.append((site, output, output._version))
                     except RuntimeError:  # made in inference mode, it has no version
@@ -63,20 +65,20 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
                     return hook
         return hear_otherwise(output)
 
-    def turn_to(opened: Lane) -> _Way:
+    def turn_to(opened: Lane, size: int) -> _Way:
         """Give how values and gradients get into a lane; with no lane where values must not."""
         nonlocal way
         hasty, site = queue.hasty, listener.value_site
         if site < 0 or site in hasty or session.epoch is not epoch:
             return _NO_WAY
-        way = opened, hasty, site, find_box(opened)
+        way = opened, hasty, site, find_box(opened, size)
         return way
 
-    def find_box(opened: Lane) -> GradientHook:
+    def find_box(opened: Lane, size: int) -> GradientHook:
         """Give what gradients are put into, if they may wait; else what has them measured."""
         known = boxes.get(opened)
         if known is None:
-            known = queue.make_box(opened, listener.gradient_site) or hear_gradient
+            known = queue.make_box(opened, listener.gradient_site, size) or hear_gradient
         elif listener.gradient_site in queue.hasty:
             known = hear_gradient
         boxes[opened] = known
@@ -87,10 +89,10 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
         if session.epoch is not epoch or is_functorch_active():
             return None
         opened, device = queue.open, output.get_device()
-        if opened is None or not listener.is_due or output.numel() > LARGE:
+        if opened is None or not listener.is_due or (size := output.numel()) > LARGE:
             return hear_gradient
         if opened.device != device or opened.stream != raw_cuda_stream(device):
             return hear_gradient
-        return find_box(opened)
+        return find_box(opened, size)
 
     return hear

@@ -5,9 +5,10 @@ wait as long as nobody changes it: its version tells. Sites whose value is chang
 after it was made are found in the first step, or the first time it happens, and wait no more.
 
 Gradients that may wait come without any Python: the hook on the tensor is a list's own `append`,
-and every eighth one is a function that measures what has come since. Their version is not known
-then. But autograd adds in place only to what nobody else holds, and who else changes gradients in
-place is found in the first step, and in those now and then that are heard the longer way.
+and the last one of each group is a function that measures what has come since. Their version is
+not known then. But autograd adds in place only to what nobody else holds, and who else changes
+gradients in place is found in the first step, and in those now and then that are heard the longer
+way.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from hookline._torch import (
     is_tracing,
     raw_cuda_stream,
 )
+from hookline.stats import TOGETHER
 
 if TYPE_CHECKING:
     from hookline.watchers.recording import Recorder
 
-TOGETHER = 8
-"""How many values are measured in one launch."""
-
 LARGE = 1 << 25
 """Elements of a value that may wait: a larger one is not worth its memory."""
+
+MOST_HELD = 1 << 28
+"""Elements of all that wait for each other: more are not worth their memory."""
 
 _version_of = attrgetter("_version")
 
@@ -45,15 +47,22 @@ _version_of = attrgetter("_version")
 class Group:
     """Gradients of a few sites, which wait for each other."""
 
-    __slots__ = ("__weakref__", "boxes", "sites")
+    __slots__ = ("__weakref__", "boxes", "sites", "size")
 
     def __init__(self) -> None:
         self.sites: tuple[int, ...] = ()
+        self.size = 0
+        """How many elements they had together when they were first met."""
         self.boxes: list[list[Tensor | None]] = []
         """Those of each site; where autograd made none, None is among them."""
 
-    def add(self, site: int) -> list[Tensor | None]:
+    def has_room(self, size: int) -> bool:
+        """Tell whether a site with so many elements may be added."""
+        return len(self.sites) < TOGETHER and self.size + size <= MOST_HELD
+
+    def add(self, site: int, size: int) -> list[Tensor | None]:
         """Add a site, and give what its gradients are put into."""
+        self.size += size
         box: list[Tensor | None] = []
         self.boxes.append(box)  # first, so that no site is without one
         self.sites += (site,)
@@ -83,7 +92,17 @@ class Group:
 class Lane:
     """What waits for one stream of one device: it was made there and may be read there."""
 
-    __slots__ = ("boxes", "device", "groups", "is_closed", "lock", "stream", "streamed", "waiting")
+    __slots__ = (
+        "boxes",
+        "device",
+        "groups",
+        "held",
+        "is_closed",
+        "lock",
+        "stream",
+        "streamed",
+        "waiting",
+    )
 
     def __init__(self, device: int, stream: int) -> None:
         self.device = device
@@ -92,6 +111,8 @@ class Lane:
         """The stream itself, to go back to it."""
         self.waiting: list[tuple[int, Tensor, int]] = []
         """Site, value and version; one list for good, so that others may hold on to it."""
+        self.held = 0
+        """Elements of the values among them, about: threads that share a lane do not wait."""
         self.groups: list[Group] = []
         """Gradients, in the order in which the outputs were first met, some together."""
         self.boxes: list[list[Tensor | None]] = []
@@ -122,8 +143,12 @@ class Queue:
         """Sites that were met while it learned."""
         self._closed: list[weakref.ref[Group]] = []
         """Groups of lanes that are closed: gradients of a graph that is still there come there."""
-        self._latest: deque[tuple[int, Tensor, int]] = deque(maxlen=2 * TOGETHER)
+        self._latest: deque[tuple[int, Tensor, int]] = deque()
         """While it learns, the latest values, held as if they waited."""
+        self._held = 0
+        """Elements of those."""
+        self._learning = threading.Lock()
+        """Held while these change: each device has a thread of its own in backward."""
 
     @property
     def length(self) -> int:
@@ -144,21 +169,22 @@ class Queue:
             lane = self._lanes[device, stream] = Lane(device, stream)
         recorder = self._recorder()
         self.open = lane if recorder is not None and recorder.is_steady else None
-        if len(lane.waiting) >= TOGETHER:
+        if len(lane.waiting) >= TOGETHER or lane.held > MOST_HELD:
             self.settle_values(lane)
+        lane.held += value.numel()
         lane.waiting.append((site, value, value._version))
         return True
 
-    def make_box(self, lane: Lane, site: int) -> Callable[[Tensor | None], None] | None:
-        """Make what takes the gradients of a site; None where they must not wait."""
+    def make_box(self, lane: Lane, site: int, size: int) -> Callable[[Tensor | None], None] | None:
+        """Make what takes the gradients of a site, of about a size; None if they must not wait."""
         if site not in self._known or site in self.hasty:
             return None
         with lane.lock:  # threads whose work goes to one stream share a lane
-            is_first = not lane.groups or len(lane.groups[-1].sites) == TOGETHER
+            is_first = not lane.groups or not lane.groups[-1].has_room(size)
             if is_first:
                 lane.groups.append(Group())
             group = lane.groups[-1]
-            box = group.add(site)
+            box = group.add(site, size)
             lane.boxes.append(box)
         if not is_first:
             return box.append
@@ -173,8 +199,10 @@ class Queue:
 
     def settle(self) -> None:
         """Measure what waits, and hold it no longer."""
-        self._look_back()
-        self._latest.clear()
+        with self._learning:
+            self._look_back()
+            self._latest.clear()
+            self._held = 0
         if self._closed:
             there = [(known, group) for known in self._closed if (group := known()) is not None]
             self._closed = [known for known, _ in there]
@@ -200,6 +228,7 @@ class Queue:
         with lane.lock:
             waiting = lane.waiting[:]
             del lane.waiting[: len(waiting)]
+            lane.held = 0
         if not waiting:
             return
         sites, values, versions = zip(*waiting, strict=True)
@@ -241,12 +270,17 @@ class Queue:
         """
         if self.has_learned:
             return
-        self._known.add(site)
-        if value.numel() > LARGE:
-            self.hasty |= {site}
-            return
-        self._look_back()
-        self._latest.append((site, value, value._version))
+        size = value.numel()
+        with self._learning:
+            self._known.add(site)
+            if size > LARGE:
+                self.hasty |= {site}
+                return
+            self._look_back()
+            self._latest.append((site, value, value._version))
+            self._held += size
+            while len(self._latest) > 2 * TOGETHER or self._held > 2 * MOST_HELD:
+                self._held -= self._latest.popleft()[1].numel()
 
     def _look_back(self) -> None:
         changed = {site for site, one, version in self._latest if one._version != version}
