@@ -40,6 +40,8 @@ class PretendedDevice:
         """Whether kernels do nothing, so that what leads to them can be timed."""
         self.launches: list[tuple[str, str]] = []
         """The kernel, and whether it went the `usual` way through Triton or the `short` one."""
+        self.waits: list[tuple[int, int]] = []
+        """Streams that were told to wait, and the stream that each of them waits for."""
         self.open_log: Callable[[], Log]
 
 
@@ -127,11 +129,26 @@ class _Reduce:
 
 
 class _Event:
+    """Stand on a stream where everything is done at once."""
+
     def record(self, stream: Any) -> None:
-        """Stand on a stream where everything is done at once."""
+        self.stream = stream.cuda_stream
 
     def query(self) -> bool:
         return True
+
+
+class _Stream:
+    """Stand for the stream that work goes to now."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        self.device, self.cuda_stream = device, device.stream
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.device.waits.append((self.cuda_stream, other.cuda_stream))
+
+    def wait_event(self, event: _Event) -> None:
+        self.device.waits.append((self.cuda_stream, event.stream))
 
 
 @contextmanager
@@ -187,9 +204,7 @@ class _CudaTorch(ModuleType):
         self.device = lambda *place: on_cpu
         self.cuda = SimpleNamespace(
             Event=_Event,
-            current_stream=lambda index: SimpleNamespace(
-                cuda_stream=device.stream, wait_stream=lambda other: None
-            ),
+            current_stream=lambda index: _Stream(device),
             get_sync_debug_mode=lambda: 0,
             is_current_stream_capturing=lambda: False,
         )

@@ -509,6 +509,16 @@ def test_tensors_are_guarded_in_all_but_memory_and_content() -> None:
     assert not twins(a, a)  # one object in two places
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_told_without_its_sizes() -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    assert _torch.is_nested(torch.nested.nested_tensor(parts))
+    assert _torch.is_nested(torch.nested.nested_tensor(parts, layout=torch.jagged))
+    assert not _torch.is_nested(parts[0])
+    with pytest.raises(TypeError):
+        _torch.is_nested(None)
+
+
 def test_tensors_are_not_like_under_other_modes() -> None:
     a = torch.ones(2, 3)
     is_like = _torch.guard_tensors([a])

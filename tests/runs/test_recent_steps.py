@@ -67,6 +67,7 @@ def test_reading_while_another_thread_writes() -> None:
     try:
         readings = 0
         while readings < 50 or recent.steps[-1] < 50:  # both threads had their turns
+            assert thread.is_alive()
             readings += 1
             steps, values = recent.series("layers.0.mlp", "mean")
             kept = values == values  # a step that fell out of the ring meanwhile is not measured

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.stats import Log, open_log
+from hookline.stats import NOT_NOW, TOGETHER, UNLIKE, Log, open_log
 
 pytestmark = pytest.mark.gpu
 
@@ -239,9 +239,9 @@ def test_what_is_otherwise_than_it_was_is_not_taken_for_the_same(log: Log) -> No
     again = log.repeat(shared)
     assert again is not None
     assert again(shared) >= 0
-    assert again([a, a.clone().view(10, 100), b]) == -1  # in another memory now
+    assert again([a, a.clone().view(10, 100), b]) == UNLIKE  # in another memory now
     assert log.repeat([a, b.view(1000, 70).t()]) is None
-    assert log.repeat([a[:8]] * 4 + [b[8 * n : 8 * n + 8] for n in range(9)]) is None
+    assert log.repeat([a[:8]] * 4 + [b[8 * n : 8 * n + 8] for n in range(TOGETHER)]) is None
 
 
 def test_tensors_of_several_dtypes_come_again(log: Log) -> None:
@@ -262,6 +262,23 @@ def test_tensors_of_several_dtypes_come_again(log: Log) -> None:
         assert rows[alone][:, 6] == pytest.approx(rows[together][:, 6], rel=1e-7)
 
 
+def test_a_stream_that_comes_later_leaves_rows_alone_until_they_are_merged(log: Log) -> None:
+    first, second = draw(1000, torch.float32), draw(1000, torch.float32, mean=-50)
+    log.add(first)
+    log.take().wait()
+    other = torch.cuda.Stream()
+    log.add(first)
+    torch.cuda._sleep(2**28)  # about a tenth of a second, before the merge
+    taken = log.take()
+    with torch.cuda.stream(other):
+        log.add(second)
+        later = log.take()
+    for step, values in ((taken, first), (later, second)):
+        row = step.wait().rows[0]
+        assert row[0] == 1000
+        assert row[6] == pytest.approx(values.double().mean().item(), rel=1e-6)
+
+
 def test_memory_that_was_freed_is_not_read(log: Log) -> None:
     first = [draw(count, torch.bfloat16) for count in (1000, 70_000)]
     log.add_together(first)
@@ -270,4 +287,4 @@ def test_memory_that_was_freed_is_not_read(log: Log) -> None:
     assert repeat(first) >= 0
     freed = draw(1000, torch.bfloat16)
     freed.untyped_storage().resize_(0)
-    assert repeat([freed, first[1]]) == -1
+    assert repeat([freed, first[1]]) == NOT_NOW

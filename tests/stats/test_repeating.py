@@ -120,13 +120,19 @@ def test_a_stream_is_used_once_it_is_known(log: Log, device: PretendedDevice) ->
     assert repeat is not None
     log.take()
     assert repeat(first) == 0
-    device.stream = 9
+    device.stream, device.waits = 9, []
     assert repeat(first) == NOT_NOW  # nobody would wait for it
     assert repeat.is_like(first)
     log.add_together(first)
+    assert device.waits == [(9, 7)]  # the slots are read there until now
     row = repeat(second)  # the launch itself says that it is on the new stream
     assert row == 4
     assert_measured(log.take().wait(), second, [row + n for n in repeat.offsets])
+    assert device.waits[1:] == [(9, 7)]
+    device.stream = 7
+    assert repeat(first) == NOT_NOW
+    log.add_together(first)
+    assert device.waits[2:] == [(7, 9)]
 
 
 def test_where_another_device_is_current_theirs_is_made_so(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline.runs import SiteFacts
-from hookline.stats import TOGETHER, UNLIKE
+from hookline.stats import TOGETHER, UNLIKE, Extras
 from hookline.stats.cpu import CpuLog
 from hookline.stats.likeness import Likeness
 from hookline.stats.rows import derive
@@ -207,9 +208,32 @@ def test_what_comes_after_the_end_is_let_go() -> None:
     queue.settle()
     assert not any(lane.boxes)
     assert read_means(recorder) == {0: 1.0}
-    del lane, first, last
+    del lane, last
+    first(torch.ones(1))
+    queue.settle()
+    assert not first.__self__  # its graph is still there when that of the others is gone
+    del first
     queue.settle()
     assert not queue._closed  # with the graph all is gone
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_version_that_was_never_so_high_has_the_next_step_look_at_every_value() -> None:
+    recorder = make_recorder(3)
+    queue, lane = recorder.queue, open_lane(recorder, 3)
+    hooks = [queue.make_box(lane, site, 1) for site in range(3)]
+    steady = []
+    for step in range(7):
+        recorder.start_step(Extras(0), is_on=True)
+        steady.append(recorder.is_steady)
+        for site in reversed(range(3)):
+            grad, hook = torch.ones(2), hooks[site]
+            if (site, step) in ((2, 0), (2, 6), (1, 4)):  # at a site where it was not, once
+                grad.add_(0)
+            assert hook is not None
+            hook(grad)
+        queue.settle()
+    assert steady == [True, False, True, False, True, False, True]  # else the sixth were, too
 
 
 class RepeatingLog(CpuLog):
@@ -262,7 +286,58 @@ def test_values_that_come_again_are_measured_as_before(repeating: type[Repeating
         means = {0: 10 * step + 0.5, 1: 0.0, 2: number}
         assert read_means(recorder) == pytest.approx(means)
         recorder.is_on = True
-    assert (repeating.known, repeating.repeated) == (2, 10)
+    assert (repeating.known, repeating.repeated) == (2, 8)
+
+
+def test_values_that_came_together_by_chance_are_not_known(
+    repeating: type[RepeatingLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_MOST_COMPANIONS", 4)
+    recorder = make_recorder(40)
+    for site in range(0, 40, 2):
+        for sites in ((0, 1), (site, 39)):
+            recorder.measure_waiting(sites, [torch.ones(2), torch.ones(3)])
+    assert (repeating.known, repeating.repeated) == (1, 18)  # those that came by chance made room
+    assert read_means(recorder) == dict.fromkeys((*range(0, 40, 2), 1, 39), 1.0)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_values_wait_with_others(repeating: type[RepeatingLog], place: int) -> None:
+    recorder = make_recorder(3)
+    for turn in range(8):
+        values = [torch.ones(2), torch.ones(3), torch.ones(4)]
+        if turn % 2:
+            values[place] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        recorder.measure_waiting((0, 1, 2), values)
+    assert read_means(recorder) == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert (repeating.known, repeating.repeated) == (1, 2)
+
+
+def test_threads_that_come_first_share_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(2, timeout=20)
+    opened: list[CpuLog] = []
+
+    def open_log(device: torch.device) -> CpuLog:
+        log = CpuLog()
+        opened.append(log)
+        time.sleep(0.05)
+        return log
+
+    monkeypatch.setattr(recording, "open_log", open_log)
+    recorder = make_recorder(2)
+
+    def measure(site: int) -> None:
+        barrier.wait()
+        recorder.measure_now(site, torch.full((2,), float(site)))
+
+    threads = [threading.Thread(target=measure, args=(site,)) for site in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1
+    assert read_means(recorder) == {0: 0.0, 1: 1.0}
 
 
 def measure_sizes(recorder: Recorder, sizes: Sequence[int]) -> None:
@@ -274,7 +349,7 @@ def measure_sizes(recorder: Recorder, sizes: Sequence[int]) -> None:
 def test_values_whose_sizes_take_turns_are_all_known(repeating: type[RepeatingLog]) -> None:
     recorder = make_recorder(2)
     measure_sizes(recorder, [3, 4, 5, 6] * 5)
-    assert (repeating.known, repeating.repeated) == (4, 16)
+    assert (repeating.known, repeating.repeated) == (4, 15)
     assert read_means(recorder) == {0: 1.0, 1: 1.0}
 
 
@@ -333,3 +408,23 @@ def test_a_group_gives_up_what_waits_of_every_site() -> None:
     assert sites == (5, 5, 7)
     assert [len(one) for one in grads if one is not None] == [2, 1, 3]
     assert not any(boxes)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10, 16])
+def test_one_watched_step_of_sixteen_is_looked_at(every: int) -> None:
+    recorder = make_recorder(1)
+    looked: list[int] = []
+    for step in range(100 * every):
+        recorder.start_step(Extras(0), is_on=step % every == 0)
+        if recorder.is_on and not recorder.is_steady:
+            looked.append(step // every + 1)
+    assert looked == [2, 4, 8, 16, 32, 48, 64, 80, 96]
+
+
+def test_steps_in_which_more_is_measured_do_not_count_as_looked_at() -> None:
+    recorder = make_recorder(1)
+    looked = []
+    for step in range(1, 65):
+        recorder.start_step(Extras.SKETCH if step % 16 == 0 else Extras(0), is_on=True)
+        looked.append(recorder.extras == 0 and not recorder.is_steady)
+    assert sum(looked) == 3 + 3

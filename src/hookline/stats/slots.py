@@ -43,7 +43,10 @@ class Slots:
         self.base = 0
         """The number of the row in slot 0, counted from the last take."""
         self.streams: dict[int, torch.cuda.Stream] = {}
-        """Every stream that wrote since the last merge, by its address."""
+        """By its address, every stream that wrote since the last merge, or merged."""
+        self._is_free = torch.cuda.Event()
+        """When the slots may be written to: after the last merge."""
+        self._is_free.record(torch.cuda.current_stream(index))
         self.merged: list[Tensor] = []
         """Rows that are merged already."""
 
@@ -51,7 +54,9 @@ class Slots:
         """Give the stream that work goes to now; all that were used are remembered."""
         stream: int = raw_cuda_stream(self._index)
         if stream not in self.streams:
-            self.streams[stream] = torch.cuda.current_stream(self._index)
+            current = torch.cuda.current_stream(self._index)
+            current.wait_event(self._is_free)
+            self.streams[stream] = current
         return stream
 
     def reserve(self, count: int) -> tuple[int, int]:
@@ -83,9 +88,7 @@ class Slots:
                 self.partials, self.programs, rows, MOST=MOST_PROGRAMS, num_warps=4
             )
             self.programs.zero_()
-        for raw, other in self.streams.items():
-            if raw != here.cuda_stream:
-                other.wait_stream(here)  # the slots are written again there
+        self._is_free.record(here)
         self.streams = {here.cuda_stream: here}
         self.merged.append(rows)
         self.base += self.used

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline._torch import is_nested
 from hookline.stats import NOT_NOW, UNLIKE, Log, Repeat
 from hookline.watchers.sorting import Event
 
@@ -24,13 +25,28 @@ class Companions:
     """Measure values of the same sites as values like them were measured before.
 
     The rows of a step that is like the last one have the same numbers as there: then what is to be
-    noted of them is there already.
+    noted of them is there already. Those that may have come together by chance are known from the
+    second time on.
     """
 
-    __slots__ = ("_kinds", "_latest", "_misses", "_patience", "_room", "sites")
+    __slots__ = (
+        "_came",
+        "_kinds",
+        "_latest",
+        "_misses",
+        "_needed",
+        "_patience",
+        "_room",
+        "_told",
+        "sites",
+    )
 
-    def __init__(self, sites: Sequence[int]) -> None:
+    def __init__(self, sites: Sequence[int], *, by_chance: bool = False) -> None:
         self.sites = sites
+        self._came = self._told = 0
+        """How often they came, and how often they had when that was asked for."""
+        self._needed = 2 if by_chance else 0
+        """How often they have to come before any kind of them is known."""
         self._kinds: dict[Any, _Kind] = {}
         """Those that are known, the one met first before others."""
         self._latest: _Kind | None = None
@@ -41,6 +57,7 @@ class Companions:
 
     def measure(self, values: Sequence[Tensor | None]) -> Sequence[Event] | None:
         """Measure values of a kind that is known; None where they are not, or cannot be now."""
+        self._came += 1
         kind = self._latest
         if kind is not None:
             row = kind.again(values)
@@ -49,7 +66,7 @@ class Companions:
             if row == NOT_NOW:
                 return None
         first, last = values[0], values[-1]
-        if first is None or last is None:
+        if first is None or last is None or is_nested(first) or is_nested(last):
             return None
         other = self._kinds.get(_mark(first, last))
         if other is None or other is kind:
@@ -64,7 +81,8 @@ class Companions:
 
     def meet(self, log: Log, values: Sequence[Tensor]) -> None:
         """Know values like these from now on, if there is room and they can be measured so."""
-        if self._room == 0 and self._misses <= self._patience:
+        is_full = self._room == 0 and self._misses <= self._patience
+        if is_full or self._came < self._needed or any(map(is_nested, values)):
             return
         mark = _mark(values[0], values[-1])
         known = self._kinds.get(mark)
@@ -85,9 +103,14 @@ class Companions:
         # Nothing came of it, or of one before: the next is met after more of other kinds.
         self._patience = min(2 * self._patience, _MOST_PATIENCE)
 
+    def comes_again(self) -> bool:
+        """Tell whether they came several times since this was asked."""
+        told, self._told = self._told, self._came
+        return self._came - told > 1
+
 
 def _mark(first: Tensor, last: Tensor) -> Any:
-    """Give what a kind is found by: values whose marks differ are of several."""
+    """Give what a kind is found by: values whose marks differ are of several; none is nested."""
     return first.shape, last.shape, first.dtype, first.requires_grad
 
 

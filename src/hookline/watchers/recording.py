@@ -31,7 +31,10 @@ from hookline.watchers.units import UnitLog
 from hookline.watchers.waiting import Queue
 
 _CHECKED = 16
-"""One step in so many goes the longer way, where every value is looked at: may it still wait?"""
+"""One measured step in so many goes the longer way, where every value is looked at: may it wait?"""
+
+_CHECKED_EARLY = (2, 4, 8)
+"""Which steps before do too: what was not so in the first step is most likely met soon."""
 
 _MOST_COMPANIONS = 4096
 """How many different ones are known; a model has a hundredth of them."""
@@ -85,11 +88,12 @@ class Recorder:
         self._logs: dict[torch.device, Log] = {}
         self._step = _Step()
         self._started = time.perf_counter()
-        self._steps = 0
+        self._plain_steps = 0
+        """How many steps were measured in which nothing else is to be done about values."""
         self._last: tuple[weakref.ref[Tensor], int, int, Log] | None = None
         """The value measured last: its version, its row. One object, since threads share it."""
         self.lock = threading.RLock()
-        """Held while a site is numbered."""
+        """Held while a site is numbered, and while a log is opened."""
 
         self.tell_begin: Callable[[], None] | None = None
         """What to call when the next value comes: the step is complete, and that is of the next."""
@@ -115,11 +119,16 @@ class Recorder:
         self.tell_begin = tell
         self.queue.open = None
 
+    def look_again(self) -> None:
+        """Have the next step go the longer way."""
+        self._plain_steps = -1
+
     @property
     def is_steady(self) -> bool:
         """Whether values are measured, and nothing else is to be done about them in this step."""
         is_plain = not self.extras and not self.units.is_on
-        is_checked = self._steps % _CHECKED == 0
+        number = self._plain_steps
+        is_checked = number % _CHECKED == 0 or number in _CHECKED_EARLY
         return self.is_on and is_plain and not is_checked and self.tell_begin is None
 
     @property
@@ -157,7 +166,9 @@ class Recorder:
         """Give the log of a device, opened when first needed."""
         log = self._logs.get(device)
         if log is None:
-            log = self._logs[device] = open_log(device)
+            with self.lock:  # of two logs of a device only one would ever be read
+                log = self._logs.get(device) or open_log(device)
+                self._logs[device] = log
         return log
 
     def new_site(self, make: MakeFacts, value: Tensor) -> int:
@@ -312,9 +323,10 @@ class Recorder:
         """Measure values of one device that have waited; where there is none, nothing is noted."""
         companions = self._companions.get(sites)
         if companions is None:
-            if len(self._companions) == _MOST_COMPANIONS:  # they come together by chance
-                self._companions.clear()
-            companions = self._companions[sites] = Companions(sites)
+            if len(self._companions) >= _MOST_COMPANIONS:  # most came together by chance
+                known = list(self._companions.items())
+                self._companions = {key: one for key, one in known if one.comes_again()}
+            companions = self._companions[sites] = Companions(sites, by_chance=True)
         self._measure_companions(companions, values)
 
     def measure_all(self, values: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Log] | None]:
@@ -416,10 +428,11 @@ class Recorder:
                     found.add("loss")
         return found
 
-    def start_step(self, extras: Extras, *, is_on: bool) -> None:
-        """Begin a step; what is measured from now on belongs to it."""
-        self._steps += 1
+    def start_step(self, extras: Extras, *, is_on: bool, units: bool = False) -> None:
+        """Begin a step, channel by channel too if asked; what is measured now belongs to it."""
         self.extras = int(extras)  # a plain number: hooks test it again and again
+        self.units.is_on = is_on and units
+        self._plain_steps += is_on and not (extras or units)
         self.switch(is_on)
         self._started = time.perf_counter()
         self.own_seconds = 0.0

@@ -32,9 +32,13 @@ class _Order:
     """Events of a step, all in one log and one for each site, and how their rows are sorted."""
 
     events: Sequence[Event]
+    """The events, in the order in which they came."""
     log: Log
+    """Where all of them are."""
     sites: npt.NDArray[np.int32]
+    """The sites, from the first number to the last."""
     rows: npt.NDArray[np.int64]
+    """The row of each of these."""
 
 
 class SiteSorter:

@@ -419,8 +419,7 @@ class Steps:
         self._weights.begin_step(self.number)
         is_on = is_due and not self.is_paused
         extras = self._turns.extras
-        recorder.start_step(extras, is_on=is_on)
-        recorder.units.is_on = is_on and self._turns.has_units
+        recorder.start_step(extras, is_on=is_on, units=self._turns.has_units)
         recorder.units.with_outliers = bool(extras & Extras.COUNTS)
         self._attachment.begin_step(self.number)
         self._attach(is_due)

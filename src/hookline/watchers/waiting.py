@@ -5,10 +5,10 @@ wait as long as nobody changes it: its version tells. Sites whose value is chang
 after it was made are found in the first step, or the first time it happens, and wait no more.
 
 Gradients that may wait come without any Python: the hook on the tensor is a list's own `append`,
-and the last one of each group is a function that measures what has come since. Their version is
-not known then. But autograd adds in place only to what nobody else holds, and who else changes
-gradients in place is found in the first step, and in those now and then that are heard the longer
-way.
+and the last one of each group is a function that measures what has come since. Their version when
+they came is not known then. But autograd adds in place only to what nobody else holds, and who else
+changes gradients in place is found in the first step, and in those that are heard the longer way:
+now and then, and after a version that was never seen so high.
 """
 
 from __future__ import annotations
@@ -44,26 +44,34 @@ MOST_HELD = 1 << 28
 _version_of = attrgetter("_version")
 
 
+class Box(list["Tensor | None"]):
+    """Gradients of a site that wait; where autograd made none, None is among them."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Group:
     """Gradients of a few sites, which wait for each other."""
 
-    __slots__ = ("__weakref__", "boxes", "sites", "size")
+    __slots__ = ("boxes", "sites", "size", "versions")
 
     def __init__(self) -> None:
         self.sites: tuple[int, ...] = ()
         self.size = 0
         """How many elements they had together when they were first met."""
-        self.boxes: list[list[Tensor | None]] = []
-        """Those of each site; where autograd made none, None is among them."""
+        self.boxes: list[Box] = []
+        """What those of each site are put into."""
+        self.versions: tuple[int, ...] = ()
+        """What versions they had when they were measured last."""
 
     def has_room(self, size: int) -> bool:
         """Tell whether a site with so many elements may be added."""
         return len(self.sites) < TOGETHER and self.size + size <= MOST_HELD
 
-    def add(self, site: int, size: int) -> list[Tensor | None]:
+    def add(self, site: int, size: int) -> Box:
         """Add a site, and give what its gradients are put into."""
         self.size += size
-        box: list[Tensor | None] = []
+        box = Box()
         self.boxes.append(box)  # first, so that no site is without one
         self.sites += (site,)
         return box
@@ -115,7 +123,7 @@ class Lane:
         """Elements of the values among them, about: threads that share a lane do not wait."""
         self.groups: list[Group] = []
         """Gradients, in the order in which the outputs were first met, some together."""
-        self.boxes: list[list[Tensor | None]] = []
+        self.boxes: list[Box] = []
         """What they are put into, site by site."""
         self.is_closed = False
         """Whether what still comes is of no interest any more."""
@@ -141,8 +149,10 @@ class Queue:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._known: set[int] = set()
         """Sites that were met while it learned."""
-        self._closed: list[weakref.ref[Group]] = []
-        """Groups of lanes that are closed: gradients of a graph that is still there come there."""
+        self._closed: list[weakref.ref[Box]] = []
+        """Boxes of lanes that are closed: gradients of a graph that is still there come there."""
+        self._highest: dict[int, int] = {}
+        """The highest version that a gradient of a site had when it was measured."""
         self._latest: deque[tuple[int, Tensor, int]] = deque()
         """While it learns, the latest values, held as if they waited."""
         self._held = 0
@@ -204,10 +214,10 @@ class Queue:
             self._latest.clear()
             self._held = 0
         if self._closed:
-            there = [(known, group) for known in self._closed if (group := known()) is not None]
+            there = [(known, box) for known in self._closed if (box := known()) is not None]
             self._closed = [known for known, _ in there]
-            for _, group in there:
-                group.empty()  # nobody wants them
+            for _, box in there:
+                box.clear()  # nobody wants them
         for lane in tuple(self._lanes.values()):
             self.settle_values(lane)
             if any(lane.boxes):
@@ -220,7 +230,7 @@ class Queue:
         self.settle()
         for lane in self._lanes.values():
             lane.is_closed = True
-            self._closed += map(weakref.ref, lane.groups)
+            self._closed += map(weakref.ref, lane.boxes)
         self._lanes, self.open = {}, None
 
     def settle_values(self, lane: Lane) -> None:
@@ -244,8 +254,28 @@ class Queue:
 
     def _settle_gradients(self, lane: Lane, group: Group) -> None:
         sites, grads = group.empty()
-        if sites:
-            self._measure(lane, sites, grads)
+        if not sites:
+            return
+        try:
+            versions = tuple(map(_version_of, grads))
+        except (AttributeError, RuntimeError):  # one was not made, or in inference mode
+            pass
+        else:
+            if versions != group.versions:
+                self._note_versions(sites, versions)
+                group.versions = versions
+        self._measure(lane, sites, grads)
+
+    def _note_versions(self, sites: Sequence[int], versions: Sequence[int]) -> None:
+        """Have the next step look at every value if a gradient was changed as never before."""
+        highest = self._highest
+        for site, version in zip(sites, versions, strict=True):
+            if version <= highest.setdefault(site, version):
+                continue
+            highest[site] = version
+            recorder = self._recorder()
+            if recorder is not None:
+                recorder.look_again()
 
     def _measure(self, lane: Lane, sites: tuple[int, ...], values: Sequence[Tensor | None]) -> None:
         recorder = self._recorder()
