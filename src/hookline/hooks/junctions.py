@@ -177,7 +177,7 @@ class Junction:
             post.hear = None
         is_free = not is_needed and not any(self.frames.values())  # none began the longer way
         if is_free and light is not None and post.hear is None:
-            post.hear = light[2].make_light_ear()
+            post.hear = self.plan.light_ear()
 
     def _is_plain(self) -> bool:
         """Tell whether no frame is needed: no edits, no ends, no other functions, no recursion."""

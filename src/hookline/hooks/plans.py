@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hookline.hooks.inside import NOTHING_INSIDE, InsidePlan
-from hookline.hooks.visits import Listener, Station
+from hookline.hooks.visits import LightEar, Listener, Station
 
 if TYPE_CHECKING:
     from hookline.hooks.sessions import Session
@@ -15,6 +15,7 @@ class Plan:
     """What is asked at a module now; replaced, never changed, when a session comes or goes."""
 
     __slots__ = (
+        "_ear",
         "bare_root",
         "input_gradients",
         "inputs",
@@ -67,6 +68,7 @@ class Plan:
             session, station = stations[0]
             if listeners[0].may_be_light and not station.is_root:
                 self.light = (session, station, listeners[0])
+        self._ear: LightEar | None = None
         asking = {one.station for one in listeners}
         self.only_variables = bool(inside) and (
             len(inside) == len(listeners)
@@ -82,6 +84,13 @@ class Plan:
             is_plain = not (station.is_root or session.follows_recompute)
             if is_plain and not self.inside.has_gradients:
                 self.values_inside = (session, station)
+
+    def light_ear(self) -> LightEar:
+        """Give what hears outputs for the one of `light`, made once however often it is opened."""
+        assert self.light is not None
+        if self._ear is None:
+            self._ear = self.light[2].make_light_ear()
+        return self._ear
 
 
 NOTHING = Plan([], [])

@@ -377,21 +377,26 @@ class Listener:
         """Receive its gradient."""
 
     def make_light_ear(self) -> LightEar:
-        """Make what does the same for the outputs of calls with grad, while the session is open.
+        """Make what does the same for the outputs of calls with grad, whenever the session is open.
 
         It gives what is to hear the gradient of an output; None where there is none to be heard.
         """
+
+        def hear(output: Tensor) -> GradientHook:
+            self.on_light(output, has_grad=True)
+            return self.make_gradient_hook()
+
+        return hear
+
+    def make_gradient_hook(self) -> GradientHook:
+        """Make what hears gradients of an output that is a tensor, until the session closes."""
         session, epoch = self.session, self.session.epoch
 
         def hear_gradient(grad: Tensor | None) -> None:
             if grad is not None and session.epoch is epoch:
                 self.on_light_gradient(grad)
 
-        def hear(output: Tensor) -> GradientHook:
-            self.on_light(output, has_grad=True)
-            return hear_gradient
-
-        return hear
+        return hear_gradient
 
     def on_hooked_view(self, leaf: Path, witness: Tensor, version: int) -> None:
         """Learn that a view has a hook; the witness, which shares its version, tells of changes."""

@@ -26,17 +26,11 @@ _NO_WAY: _Way = None, frozenset(), -1, lambda grad: None
 
 
 def make_swift_ear(listener: WatchListener) -> LightEar:
-    """Make what hears the outputs of one module until the session closes."""
+    """Make what hears the outputs of one module whenever the session is open."""
     session, queue = listener.session, listener.recorder.queue
-    epoch = session.epoch
-    boxes: dict[Lane, GradientHook] = {}
-
-    def hear_gradient(grad: Tensor | None) -> None:
-        if grad is not None and session.epoch is epoch:
-            listener.on_light_gradient(grad)
-
-    # One object, since threads share an ear, and may have a lane each.
-    way: _Way = None, frozenset(), -1, hear_gradient
+    # One object each, since threads share an ear, and may have a lane each.
+    way = _NO_WAY
+    known: tuple[object | None, dict[Lane | None, GradientHook]] = None, {}
 
     def hear(output: Tensor) -> GradientHook | None:
         opened = queue.open
@@ -69,30 +63,37 @@ def make_swift_ear(listener: WatchListener) -> LightEar:
         """Give how values and gradients get into a lane; with no lane where values must not."""
         nonlocal way
         hasty, site = queue.hasty, listener.value_site
-        if site < 0 or site in hasty or session.epoch is not epoch:
+        if site < 0 or site in hasty or session.epoch is None:
             return _NO_WAY
-        way = opened, hasty, site, find_box(opened, size)
+        way = opened, hasty, site, find_hook(opened, size)
         return way
 
-    def find_box(opened: Lane, size: int) -> GradientHook:
+    def find_hook(opened: Lane | None, size: int = 0) -> GradientHook:
         """Give what gradients are put into, if they may wait; else what has them measured."""
-        known = boxes.get(opened)
-        if known is None:
-            known = queue.make_box(opened, listener.gradient_site, size) or hear_gradient
-        elif listener.gradient_site in queue.hasty:
-            known = hear_gradient
-        boxes[opened] = known
-        return known
+        nonlocal known
+        epoch, hooks = known
+        if epoch is not session.epoch:  # what came before it is not heard any more
+            known = epoch, hooks = session.epoch, {}
+        hook = hooks.get(opened)
+        is_hasty = listener.gradient_site in queue.hasty
+        if hook is None and opened is not None and not is_hasty:
+            hook = queue.make_box(opened, listener.gradient_site, size)
+        if hook is None or is_hasty:
+            hook = hooks.get(None) or listener.make_gradient_hook()
+            hooks[None] = hook
+        hooks[opened] = hook
+        return hook
 
     def hear_otherwise(output: Tensor) -> GradientHook | None:
+        epoch = session.epoch
         listener.on_light(output, has_grad=True)  # this may begin a step, or end the session
-        if session.epoch is not epoch or is_functorch_active():
+        if session.epoch is not epoch or epoch is None or is_functorch_active():
             return None
         opened, device = queue.open, output.get_device()
         if opened is None or not listener.is_due or (size := output.numel()) > LARGE:
-            return hear_gradient
+            return find_hook(None)
         if opened.device != device or opened.stream != raw_cuda_stream(device):
-            return hear_gradient
-        return find_box(opened, size)
+            return find_hook(None)
+        return find_hook(opened, size)
 
     return hear
