@@ -185,9 +185,11 @@ def test_measuring_adds_no_synchronisation(log: Log) -> None:
     assert len(taken.wait().rows) == 12
 
 
-def test_alike_tensors_of_every_dtype_go_together(log: Log) -> None:
+@pytest.mark.parametrize("number", [5, TOGETHER - 1, TOGETHER])
+def test_alike_tensors_of_every_dtype_go_together(log: Log, number: int) -> None:
+    counts = [1, 1000, 70_000, 5, 300_000, *(3000 * one for one in range(1, TOGETHER))][:number]
     for dtype in (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.float64):
-        values = [draw(count, dtype) for count in (1, 1000, 70_000, 5, 300_000)]
+        values = [draw(count, dtype) for count in counts]
         alone = [log.add(one) for one in values]
         together = log.add_together(values)
         rows = log.take().wait().rows
