@@ -348,9 +348,29 @@ def test_most_gradients_come_without_python(as_on_a_gpu: Callable[[], Any]) -> N
             optimizer.step()
     names = [getattr(hook, "__name__", "") for hook in hooks]
     assert len(names) == 2 * TOGETHER + 5
-    assert (
-        names.count("append") == len(names) - 4
-    )  # three end a group; the root's is of its own kind
+    # Three end a group; the root's is of its own kind.
+    assert names.count("append") == len(names) - 4
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+@pytest.mark.parametrize("begin", [1, 45])
+def test_a_gradient_that_is_changed_in_place_from_some_step_on(
+    every: int, begin: int, as_on_a_gpu: Callable[[], Any]
+) -> None:
+    """A hook of the user's that runs later changes what waits; autograd does not tell of it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = SGD(net.parameters(), lr=0.0)
+    with as_on_a_gpu(), hl.watch(net, every=every, **OPTIONS) as watched:
+        for step in range(100):
+            x = net[:6](torch.ones(1, 3))
+            if step >= begin:
+                x.register_hook(lambda grad: grad.zero_())
+            net[6:](x).sum().backward()
+            optimizer.step()
+    assert len(watched.series("5:output.grad", "absmax").values) == 100 / every
+    assert (watched.series("5:output.grad", "absmax").values == 0).sum() <= (begin == 45)
+    assert (watched.series("4:output.grad", "absmax").values == 0).sum() >= 50 / every
 
 
 def test_a_pause_between_forward_and_backward_is_kept(as_on_a_gpu: Callable[[], Any]) -> None:
