@@ -112,6 +112,61 @@ def test_inductor_gives_the_same_values() -> None:
     assert_same(got, expected, depth=1)
 
 
+class Sharing(nn.Module):
+    """Give what was given back beside what was made of it, and that twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        h = self.fc(x)
+        return {"last": h, "all": (y, h)}
+
+
+class Sharers(nn.Module):
+    """Call one module several times, on what is there before anything was computed too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Sharing()
+        self.same = nn.Identity()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = self.part(x, y)
+        second = self.part(first["last"].sin(), x)
+        third = self.part(y, second["all"][0])
+        found = [first, second, third]
+        sums: list[Tensor] = [one["last"] * one["all"][0] + one["all"][1] for one in found]
+        return self.same(sums[0]) + self.same(x) + sums[1] * sums[2]
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_what_is_delivered_comes_in_the_order_of_the_model(backend: str, has_grad: bool) -> None:
+    """Inductor moves what has nothing to wait for to the front, other visits' values too."""
+    torch.manual_seed(0)
+    model = Sharers()
+    inputs = [torch.randn(3, 6, requires_grad=has_grad) for _ in range(2)]
+
+    def call(model: Any) -> None:
+        loss = model(*inputs).sum()
+        if has_grad:
+            loss.backward()
+
+    sites = ["part", "part.fc", "same"]
+    with torch.set_grad_enabled(has_grad):
+        with hl.capture(model, sites, grads=has_grad) as expected:
+            call(model)
+        compiled = WAYS["torch.compile(model)"](model, count(backend))
+        with hl.capture(model, sites, grads=has_grad) as got:
+            call(compiled)
+    assert len(list(got)) == len(list(expected)) == 8
+    for one, other in zip(got, expected, strict=True):
+        assert str(one) == str(other)
+        torch.testing.assert_close(one.output, other.output, rtol=1e-5, atol=1e-6)
+
+
 def test_models_are_as_before() -> None:
     model, x = Stack(1), torch.randn(3, 6)
     compiled = WAYS["torch.compile(model)"](model, count("aot_eager"))

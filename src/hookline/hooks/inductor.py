@@ -31,7 +31,7 @@ _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "car
 _MADE = "hookline_made"
 """What tells that a node was made again for the operators alone."""
 
-_MAKE = "hookline 7"
+_MAKE = "hookline 8"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -263,15 +263,22 @@ def _copy_unwritten() -> None:
             made.python_kernel_name = f"torch.ops.hookline.{called._opname}.run"
         return given
 
-    # Torch 2.15 has all that goes to operators with effects written to memory.
     order = lowering.lowerings[torch.ops.higher_order.with_effects]
     own = [getattr(torch.ops.hookline, name).default for name in (*LOOKING, "pass_all")]
 
     @functools.wraps(order)
     def put_in_order(token: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
-        if called in own:
-            args = _Hidden(args[0]), *args[1:]
-        return order(token, called, *args, **kwargs)
+        if called not in own:
+            return order(token, called, *args, **kwargs)
+        begin, after = len(V.graph.operations), V.graph.additional_star_deps
+        # Torch 2.15 has all that goes to operators with effects written to memory.
+        given = order(token, called, _Hidden(args[0]), *args[1:], **kwargs)
+        for made in V.graph.operations[begin:]:
+            # Torch notes by the name of a result what it looks up by that of an operation. A copy
+            # has no order: it may be made in one kernel with others.
+            if isinstance(made, ir.FallbackKernel):
+                after[made.get_operation_name()] |= after[made.get_name()]
+        return given
 
     lowering.lowerings[torch.ops.higher_order.with_effects] = put_in_order
     # Copied when it is shown: by then the model itself may have had it written to memory.
