@@ -6,6 +6,7 @@ Inductor rounds where it writes a value to memory, and decides by who reads it w
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections import Counter
 from typing import Any
@@ -318,3 +319,46 @@ def test_a_product_and_a_sum_become_one_as_without_us() -> None:
             found.append(compiled(x))
     assert torch.equal(*found)
     torch.testing.assert_close(got["0.layer"].output, model[0].layer(x))
+
+
+DRAWING = {
+    "Dropout1d": [nn.Linear(16, 16), nn.Dropout1d(0.5), nn.Dropout(0.5)],
+    "RReLU": [nn.Linear(16, 16), nn.RReLU(), nn.Dropout(0.5)],
+}
+"""Layers that draw random numbers in two ways: which come first is for inductor to say."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_numbers_are_drawn_in_the_same_order(name: str) -> None:
+    def train(look: Any) -> list[float]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(*copy.deepcopy(DRAWING[name]), nn.Linear(16, 4))
+        compiled, losses = torch.compile(model), []
+        with look(compiled):
+            for _ in range(2):
+                loss = compiled(torch.randn(8, 16)).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+        return losses
+
+    plain = train(_plain)
+    assert train(lambda one: hl.watch(one, **SPARING)) == plain
+    assert train(lambda one: hl.watch(one, sites="1", **SPARING)) == plain
+    assert train(lambda one: hl.capture(one, "1", last=True)) == plain
+
+
+@pytest.mark.slow
+def test_a_wrapper_in_cpp_is_compiled_with_us() -> None:
+    """Text in it stands on one line."""
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 16)
+    compiled = torch.compile(model, options={"cpp_wrapper": True})
+    with hl.watch(model, **SPARING) as watched:
+        compiled(x).sum().backward()
+        watched.step()
+    assert len(watched.history.steps) == 1
+    with torch.no_grad(), hl.capture(model, "*") as got:
+        compiled(x)
+    torch.testing.assert_close(got["1"].output, model[:2](x))

@@ -113,7 +113,8 @@ NAMES = {
     torch.float32: "<dtype 0>",
     frozenset((1,)): "<frozenset 0>",
     (1, Colour.RED): "<tuple 0>",
-    "a\x1fb": repr("a\x1fb"),
+    "a\x01b": repr("a\x01b"),
+    "a\x04b": repr("a\x04b"),
     "a\0b": repr("a\0b"),
     "\ud800": repr("\ud800"),
 }

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 _COPY = "hookline_copy"
+_NAMES = "hookline_names"
 
 
 def mark_copy(made: Any) -> None:
@@ -35,6 +36,76 @@ def fuse_the_others() -> None:
         return _put_back(fuse(self, others), own)
 
     setattr(Scheduler, "fuse_nodes", fuse_nodes)  # noqa: B010
+
+
+@functools.cache
+def sort_the_others() -> None:
+    """Have inductor's scheduler order kernels as it would without the operators.
+
+    Where numbers are drawn at random in several ways, the order decides which are whose. It is made
+    by the names of results, which have other numbers where there are more of them, and again by
+    how much memory is held.
+    """
+    from torch._inductor import memory
+    from torch._inductor.scheduler import Scheduler
+    from torch._inductor.virtualized import V
+
+    sort, reorder = Scheduler.topological_sort_schedule, memory.reorder_for_peak_memory
+
+    @functools.wraps(sort)
+    def topological_sort_schedule(self: Any, nodes: list[Any]) -> list[Any]:
+        names = _name_the_others(V.graph)
+        if not names:
+            return sort(self, nodes)
+        own, others = _take_out(nodes)
+        return _put_back(_sort(others, names), own)
+
+    @functools.wraps(reorder)
+    def reorder_for_peak_memory(nodes: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        own, others = _take_out(nodes)
+        if not own:
+            return reorder(nodes, *args, **kwargs)
+        return _put_back(reorder(others, *args, **kwargs), own)
+
+    setattr(Scheduler, "topological_sort_schedule", topological_sort_schedule)  # noqa: B010
+    setattr(memory, "reorder_for_peak_memory", reorder_for_peak_memory)  # noqa: B010
+
+
+def _name_the_others(graph: Any) -> dict[str, str]:
+    """Give the names that results had if the operators were not there; none where they are not."""
+    known: dict[str, str] | None = getattr(graph, _NAMES, None)
+    if known is None:
+        own = {
+            result.get_name()
+            for made in graph.operations
+            if _is_ours(made) or _is_ours(_maker_of(made))
+            for result in made.get_outputs()
+        }
+        names = [one.get_name() for one in graph.buffers]
+        others = [name for name in names if name not in own]
+        known = {name: f"buf{number}" for number, name in enumerate(others)} if own else {}
+        setattr(graph, _NAMES, known)
+    return known
+
+
+def _sort(nodes: list[Any], names: dict[str, str]) -> list[Any]:
+    """Order nodes as the scheduler does: what a node needs before it, by name."""
+    makers = {name: node for node in nodes for name in node.get_buffer_names()}
+    seen: set[Any] = set()
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if node in seen:
+            return
+        seen.add(node)
+        needed = {dep.name for dep in node.unmet_dependencies if dep.name in makers}
+        for name in sorted(needed, key=lambda name: names.get(name, name)):
+            visit(makers[name])
+        found.append(node)
+
+    for node in nodes:
+        visit(node)
+    return found
 
 
 @functools.cache
@@ -73,6 +144,13 @@ def _take_out(nodes: list[Any]) -> tuple[list[Any], list[Any]]:
         else:
             others.append(node)
     return own, others
+
+
+def _maker_of(made: Any) -> Any:
+    """Give what made something that is one of several results; None for all else."""
+    from torch._inductor import ir
+
+    return made.inputs[0] if isinstance(made, ir.MultiOutput) else None
 
 
 def _is_ours(made: Any) -> bool:

@@ -16,12 +16,14 @@ from hookline._torch import run_uncompiled
 from hookline._trees import Path
 from hookline.hooks.together import BETWEEN
 
-BREAK = "\x1f"
+BREAK = "\x01"
 """What stands between the parts of a place that is written as one string."""
-_INNER = "\x1d"
+_INNER = "\x02"
 """What stands there in a place that is a part of another one."""
-WITHOUT = "\x1e"
+WITHOUT = "\x03"
 """What stands before a place in code that is traced without grad."""
+RESERVED = "\0" + BREAK + _INNER + WITHOUT + BETWEEN
+"""What cannot stand in a name. None of them ends a line, as some others do to who writes code."""
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""

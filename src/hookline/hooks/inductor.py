@@ -19,7 +19,12 @@ import torch
 from torch import fx
 
 from hookline._torch import has_inductor
-from hookline.hooks.fusion import fuse_the_others, mark_copy, tune_the_others
+from hookline.hooks.fusion import (
+    fuse_the_others,
+    mark_copy,
+    sort_the_others,
+    tune_the_others,
+)
 from hookline.hooks.sparing import spare_searches
 from hookline.hooks.together import LOOKING, VALUE, is_looking, show_together
 
@@ -31,7 +36,7 @@ _WITH_PYTHON = ("pass_by", "pass_all", "hand_over", "hand_back", "hand_in", "car
 _MADE = "hookline_made"
 """What tells that a node was made again for the operators alone."""
 
-_MAKE = "hookline 8"
+_MAKE = "hookline 9"
 """What torch's caches of compiled graphs know this by: another one whenever it parts otherwise."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
@@ -52,6 +57,7 @@ def keep_decisions() -> None:
         _count_other_readers()
         _match_other_readers()
         fuse_the_others()
+        sort_the_others()
         tune_the_others()
         _part_replays(config)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookline._tracing import list_attributes
 from hookline._trees import NO_KEY, name_key, plain_key
-from hookline.hooks.hearing import FAULT, write_about, write_step
+from hookline.hooks.hearing import BREAK, FAULT, RESERVED, write_about, write_step
 from hookline.hooks.operators import Way, announce
 
 TENSOR = "'T'"
@@ -190,7 +190,7 @@ def _plain_or_named(key: Any, index: int) -> Any:
 
 def _is_writable(text: str) -> bool:
     """Tell whether a text can be part of a place, and be given to an operator."""
-    return not any(one in "\0\x1d\x1e\x1f" or "\ud800" <= one <= "\udfff" for one in text)
+    return not any(one in RESERVED or "\ud800" <= one <= "\udfff" for one in text)
 
 
 def name_item(key: Any, items: Sequence[tuple[Any, Any]]) -> str | int:
@@ -270,4 +270,4 @@ def _write_key(key: Any) -> str:
 
 def _quote(text: str) -> str:
     text = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "'" + text.replace("\n", "\\n").replace("\r", "\\r").replace("\x1f", " ") + "'"
+    return "'" + text.replace("\n", "\\n").replace("\r", "\\r").replace(BREAK, " ") + "'"

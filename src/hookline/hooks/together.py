@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-BETWEEN = "\x1c"
+BETWEEN = "\x04"
 """What stands between the places of several values that are shown in one call."""
 LOOKING = ("pass_by", "hand_over", "hand_back", "note")
 """The operators that are given a value to look at, or a key alone."""
