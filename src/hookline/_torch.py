@@ -291,6 +291,17 @@ def _is_skipped(code: CodeType, _file: str) -> bool:  # equal code may be from a
     return bool(sys.modules["torch._dynamo.trace_rules"].check(code))
 
 
+def resumed_code(code: CodeType) -> CodeType:
+    """Give the function that code goes on with, after the compiler broke its graph there.
+
+    All other code is given back.
+    """
+    resuming = sys.modules.get("torch._dynamo.resume_execution")
+    known = None if resuming is None else resuming.ContinueExecutionCache.generated_code_metadata
+    found = known.get(code) if known else None
+    return code if found is None else found.code
+
+
 def is_compiled_if_hooked(module: nn.Module) -> bool:
     """Tell whether hooks on a module have the compiler take a forward that it else leaves alone.
 

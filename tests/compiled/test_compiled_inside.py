@@ -382,3 +382,56 @@ def test_an_eager_model_is_heard_while_another_thread_compiles(site: str) -> Non
     other.join()
     captured = got[site].output if site == "first" else got[site]
     torch.testing.assert_close(captured, out / 2 if site == "first" else out)
+
+
+class Breaking(nn.Module):
+    """Break the graph in the middle, with an operation before it, and one of that name after."""
+
+    def __init__(self, *, inside_helper: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.inside_helper = inside_helper
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x).sin()
+        if self.inside_helper:
+            y = self.help(y)
+        else:
+            torch._dynamo.graph_break()
+        return (y.sin() * 2).sum()
+
+    def help(self, y: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return y.sin()
+
+
+AFTER_BREAK = ["/sum", "/mul", "/sin", "/sin[1]"]
+
+
+@pytest.mark.parametrize("site", AFTER_BREAK)
+def test_operations_after_a_break_are_heard(site: str) -> None:
+    model, x = Breaking(inside_helper=False), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="aot_eager")
+    with hl.capture(model, site) as expected:
+        right = model(x)
+    with hl.capture(compiled, site) as got:
+        assert torch.equal(compiled(x), right)
+    assert str(got.table()) == str(expected.table())
+    assert site in str(got.table())
+
+
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")
+@pytest.mark.parametrize("inside_helper", [False, True])
+@pytest.mark.parametrize("site", AFTER_BREAK)
+def test_asking_for_operations_changes_nothing_after_a_break(
+    site: str, inside_helper: bool
+) -> None:
+    """Where an error is raised in a mode, the compiler goes on without the operation."""
+    model, x = Breaking(inside_helper=inside_helper), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="aot_eager")
+    with hl.watch(compiled, sites=[site]):
+        assert torch.equal(compiled(x), model(x))
+    with hl.capture(compiled, site):
+        assert torch.equal(compiled(x), model(x))
+    with hl.edit(compiled, {site: hl.scale(1.0)}):
+        assert torch.equal(compiled(x), model(x))

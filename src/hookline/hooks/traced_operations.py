@@ -7,13 +7,16 @@ the functions that it is following at that moment. What that gives is fixed when
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from hookline._errors import UnsupportedModel
+from hookline._torch import resumed_code
 from hookline._tracing import settle_when_traced, traced_calls
+from hookline.addresses.variables import forward_of
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.nested import tensors
 from hookline.hooks.operations import names_of, parameters_of
@@ -37,31 +40,47 @@ def _write_parameters(function: Any) -> str:
 
 @settle_when_traced
 def _find_owner() -> str:
-    """Tell whose an operation is that is being traced: `own`, `other`, or `lost`."""
+    """Tell whose an operation is that is being traced: `own`, `other`, or `lost`.
+
+    Lost is what follows a break of the graph in another function than the forward itself.
+    """
+    mode: TracedMode | None = None
     inner: list[nn.Module] = []
-    modes = 0
     for code, variable in traced_calls():
         if code is _MODE_CODE:
-            modes += 1
-            if modes > 1:  # it is of a module inside, which has a mode of its own
+            if mode is not None:  # it is of a module inside, which has a mode of its own
                 return "other"
+            mode = variable("self")
         elif code is _SEE_CODE:
             module = variable("module")
             return "own" if all(one is module for one in inner) else "other"
         elif code is None or code in _FOREIGN_CODES:
             return "other"
+        elif (forward := resumed_code(code)) is not code:
+            return "own" if not inner and _is_alone(mode, forward) else "lost"
         elif code.co_name == "forward" and code.co_argcount:
             this = variable(code.co_varnames[0])
             if isinstance(this, nn.Module):
                 inner.append(this)
-    return "lost"
+    # Where the graph breaks, a forward is traced without the functions that called it.
+    is_own = mode is not None and inner and all(one is mode.module for one in inner)
+    return "own" if is_own else "lost"
+
+
+def _is_alone(mode: TracedMode | None, code: CodeType) -> bool:
+    """Tell whether code is the forward of a mode's module, and of no module inside of it."""
+    if mode is None or getattr(forward_of(mode.module), "__code__", None) is not code:
+        return False
+    kind = type(mode.module).forward
+    return not any(type(one).forward is kind for one in list(mode.module.modules())[1:])
 
 
 class TracedMode(TorchFunctionMode):
     """Pass the operations of a module that is being traced to those who asked for them."""
 
-    def __init__(self, inside: TracedInside, frame: TracedFrame) -> None:
+    def __init__(self, module: nn.Module, inside: TracedInside, frame: TracedFrame) -> None:
         super().__init__()
+        self.module = module
         self.inside = inside
         self.frame = frame
 
@@ -74,15 +93,9 @@ class TracedMode(TorchFunctionMode):
     ) -> Any:
         given = {} if kwargs is None else kwargs
         written = _write_names(func)
-        if written and self._is_asked(written):
-            owner = _find_owner()
-            if owner == "own":
-                return self._pass(func, written, args, given)
-            if owner == "lost":
-                raise UnsupportedModel(
-                    f"`/{written}`: the compiler broke the graph inside this forward, and whose "
-                    f"operations follow is not known. {EAGERLY}"
-                )
+        # What is lost is passed over: where this raises, the compiler drops the operation.
+        if written and self._is_asked(written) and _find_owner() == "own":
+            return self._pass(func, written, args, given)
         return func(*args, **given)
 
     def _is_asked(self, written: str) -> bool:
@@ -133,7 +146,7 @@ def _see(
     kwargs: dict[str, Any],
 ) -> Any:
     """Trace a forward and see the operations it calls."""
-    with TracedMode(inside, inside.frames[-1]):
+    with TracedMode(module, inside, inside.frames[-1]):
         return forward(*args, **kwargs)
 
 
