@@ -476,3 +476,24 @@ def test_a_dataclass_without_attributes_is_copied() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with hl.edit(compiled, {"part:input": hl.scale(3)}):
         assert compiled((Nothing(), torch.ones(2))).tolist() == [4.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_an_edit_of_a_gradient_ends_with_its_block(backend: str) -> None:
+    """Also where the graph of the backward that is still to come has it in it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(3, 4)
+    compiled = torch.compile(model, backend=backend)
+
+    def find_gradient(loss: Tensor) -> Tensor:
+        return torch.autograd.grad(loss, model[0].weight)[0]
+
+    plain = find_gradient(compiled(x).square().sum())
+    with hl.edit(compiled, {"1:output.grad": hl.scale(10.0)}) as edit:
+        edited = find_gradient(compiled(x).square().sum())
+        late = compiled(x).square().sum()
+    torch.testing.assert_close(edited, 10 * plain)
+    torch.testing.assert_close(find_gradient(late), plain)
+    assert "scale(10.0)        1" in str(edit.report())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookline import _trees
 from hookline._errors import EditError
+from hookline._torch import preserve_version
 from hookline.addresses import format_leaf
 from hookline.edits.actions import Action
 from hookline.edits.changes import change, why_unfit
@@ -45,6 +46,9 @@ _UNFIT = "unfit"
 """A fault: the shapes do not go together."""
 _LIMITED = "limited"
 """A fault: rows and positions of another shape."""
+
+_OPEN, _ENDED = 0, 1
+"""What the key of an edit of a gradient holds: a backward may come after the edit has ended."""
 
 
 class Counting(Protocol):
@@ -98,6 +102,11 @@ class EditEar(Ear):
         self._listener.met = True
         self._listener.fired += 1
         self._counter.count_one()
+
+    def end(self) -> None:
+        """Have gradients that are still to come be as they are."""
+        with preserve_version(self.key), torch.no_grad():  # the graph has saved it
+            self.key.fill_(_ENDED)
 
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         listener = self._listener
@@ -252,7 +261,8 @@ def edit_gradient(
 
     def edit(grad: Tensor) -> Tensor:
         note_change(key, place, grad.shape, key)
-        return _edited(grad, kind, operands, settings, forms, chosen, dims)
+        new = _edited(grad, kind, operands, settings, forms, chosen, dims)
+        return torch.where(key.view(()) == _OPEN, new, grad)
 
     return hook_gradient(value, edit, way)
 
@@ -278,6 +288,8 @@ def make_traced_edit(
     if action.kind in ("mask", "order"):
         operands = tuple([one.to(device) for one in operands])
     ear = EditEar(device, listener, visits=visits, action=action, counter=counter)
+    if listener.gradients:
+        listener.session.when_detached(ear.end)
     traced = TracedEdit(
         ear.key,
         leaf=listener.leaf,

@@ -104,7 +104,7 @@ class Ear:
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False):  # it goes into graphs with grad
             self.key = torch.zeros(1, dtype=torch.int64, device=device)
-        """Tells at run time whose a delivery is, by where it lies in memory; never read."""
+        """Tells at run time whose a delivery is, by where it lies in memory, not by its content."""
         self.ready: dict[tuple[str, tuple[int, ...]], tuple[int, Ready]] = {}
         """Who hears values that come together, where this is the first of their ears."""
         Ear.made += 1
