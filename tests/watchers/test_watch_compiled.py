@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+import torch._dynamo
 from compiled_trainings import (
     Compile,
     Stack,
@@ -13,7 +17,10 @@ from compiled_trainings import (
     train_twins,
     wrap,
 )
+from torch import Tensor, nn
 from trainings import plain_loop
+
+import hookline as hl
 
 # The compiler asks inputs that are no leaves for their gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -39,3 +46,43 @@ def test_a_model_may_be_compiled_while_it_is_watched(way: str) -> None:
     twins = train_twins(Stack, plain_loop(5, 3), WAYS[way], is_later=True)
     assert_same_rows(twins.eager, twins.compiled)
     assert twins.compiled.notes == []
+
+
+class Attending(nn.Module):
+    """Take one tensor in several places, and give one in several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+        last = self.layer(query) + key * value
+        return {"last": last, "all": (query, last)}
+
+
+class Attended(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.attend = Attending()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        found = self.attend(x, key=x, value=x)
+        last: Tensor = found["last"] + found["all"][1]
+        return last
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_one_tensor_in_several_places_has_a_row_for_each(backend: str) -> None:
+    torch._dynamo.reset()
+    model, x = Attended(), torch.randn(2, 4)
+    rows = []
+    for one in (model, torch.compile(model, backend=backend)):
+        with hl.watch(one, sites=["attend", "attend:input"], parameters=None) as watched:
+            one(x).square().sum().backward()
+            watched.step()
+        table = watched.table(stats=("l2",))
+        rows.append({row["site"]: row["l2"] for row in table})
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+    assert {f"attend:input.{name}" for name in ("query", "key", "value")} <= set(rows[0])
