@@ -29,6 +29,7 @@ from hookline._torch import (
     save_in_checkpoint,
     shown_product,
 )
+from hookline.hooks.backward_graphs import keep_in_compiled_autograd
 from hookline.hooks.hearing import (
     BREAK,
     GRADIENT,
@@ -368,6 +369,7 @@ def ease_tracing() -> None:
     if dynamo is None:
         return
     hear_of_compiling()
+    keep_in_compiled_autograd()
     if not _is_allowed:
         _is_allowed = True
         showing = (pass_one, pass_both, show_output)
