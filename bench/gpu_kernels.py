@@ -201,13 +201,16 @@ def compare(
 
 def record(call: Callable[[], Any]) -> Callable[[], None]:
     """Record many calls as a CUDA graph: its replay is all the device's time."""
-    call()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):  # a stream that a log meets first waits, which is not recorded
+        call()
     torch.cuda.synchronize()
     gc.collect()
     graph = torch.cuda.CUDAGraph()
     # A log refuses to be recorded, since replays fill rows of other steps; nobody reads these.
     unseen = mock.patch.object(cuda, "is_capturing_cuda_graph", return_value=False)
-    with unseen, torch.cuda.graph(graph):
+    with unseen, torch.cuda.graph(graph, stream=stream):
         for _ in range(_LAUNCHES):
             call()
     replay: Callable[[], None] = graph.replay
