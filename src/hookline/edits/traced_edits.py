@@ -47,9 +47,6 @@ _UNFIT = "unfit"
 _LIMITED = "limited"
 """A fault: rows and positions of another shape."""
 
-_OPEN, _ENDED = 0, 1
-"""What the key of an edit of a gradient holds: a backward may come after the edit has ended."""
-
 
 class Counting(Protocol):
     """What knows how often an edit was applied."""
@@ -106,7 +103,7 @@ class EditEar(Ear):
     def end(self) -> None:
         """Have gradients that are still to come be as they are."""
         with preserve_version(self.key), torch.no_grad():  # the graph has saved it
-            self.key.fill_(_ENDED)
+            self.key.fill_(-self.number)
 
     def take(self, tensor: Tensor, place: Place) -> Gradient | None:
         listener = self._listener
@@ -262,7 +259,7 @@ def edit_gradient(
     def edit(grad: Tensor) -> Tensor:
         note_change(key, place, grad.shape, key)
         new = _edited(grad, kind, operands, settings, forms, chosen, dims)
-        return torch.where(key.view(()) == _OPEN, new, grad)
+        return torch.where(key.view(()) > 0, new, grad)  # a backward may come after its end
 
     return hook_gradient(value, edit, way)
 

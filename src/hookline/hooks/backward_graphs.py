@@ -61,7 +61,7 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
         plain = graph.call_function(called, node.args[_FIRST:], node.kwargs)
     for part in list(node.users):
         assert part.target is operator.getitem
-        of_token = part.args[1] == 0
-        part.replace_all_uses_with(node.args[_TOKEN] if of_token else plain)
+        given: Any = node.args[_TOKEN] if part.args[1] == 0 else plain
+        part.replace_all_uses_with(given)
         graph.erase_node(part)
     graph.erase_node(node)

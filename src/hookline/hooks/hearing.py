@@ -6,13 +6,14 @@ import functools
 import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hookline._torch import run_uncompiled
+from hookline._torch import is_capturing_cuda_graph, run_uncompiled
 from hookline._trees import Path
 from hookline.hooks.together import BETWEEN
 
@@ -96,19 +97,27 @@ Ready = Callable[[Sequence[Tensor]], bool]
 class Ear:
     """Whoever hears what operators with its key deliver."""
 
-    __slots__ = ("__weakref__", "key", "ready")
+    __slots__ = ("__weakref__", "key", "number", "ready", "told")
 
     made = 0
     """How many there have been: with another one, an address may be that of another key."""
 
     def __init__(self, device: torch.device) -> None:
+        self.number = next(_numbers)
         with torch.inference_mode(False):  # it goes into graphs with grad
-            self.key = torch.zeros(1, dtype=torch.int64, device=device)
-        """Tells at run time whose a delivery is, by where it lies in memory, not by its content."""
+            self.key = torch.full((1,), self.number, dtype=torch.int64, device=device)
+        """Tells at run time whose a delivery is: by where it lies in memory, and, where hooks on
+        saved tensors have made a copy, by the number in it. That is negative when it has ended."""
         self.ready: dict[tuple[str, tuple[int, ...]], tuple[int, Ready]] = {}
         """Who hears values that come together, where this is the first of their ears."""
+        self.told: OrderedDict[int, Gradient] | None = None
+        """By ticket, who is to be told of a gradient; of tickets that may have been copied."""
         Ear.made += 1
-        _ears[self.key.data_ptr()] = self
+        address = self.key.data_ptr()
+        _ears[address] = self
+        _numbered[self.number] = self
+        if device.type != "cpu":
+            _keys[address] = self.key
         dynamo = sys.modules.get("torch._dynamo")
         if device.type == "cuda" and dynamo is not None:
             dynamo.mark_static_address(self.key, guard=False)  # CUDA graphs need not copy it
@@ -135,13 +144,24 @@ class Ear:
         """Learn that something is done to a value of this shape, inside the graph."""
 
 
+_numbers = itertools.count(1)
 _ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
+"""By where their keys lie in memory."""
+_numbered: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
+_keys: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""The keys that cannot be read without a wait for the device, by where they lie in memory."""
 _address = Tensor.data_ptr
 
 
 def find_ear(key: Tensor) -> Ear | None:
     """Give the ear of a key, if there is one still."""
-    return _ears.get(key.data_ptr())
+    address = key.data_ptr()
+    ear = _ears.get(address)
+    if ear is not None or address in _keys:  # else the ear has ended, or this is a copy
+        return ear
+    if key.dtype != torch.int64 or key.numel() != 1 or is_capturing_cuda_graph(key):
+        return None
+    return _numbered.get(abs(int(key)))
 
 
 @run_uncompiled

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -28,12 +29,14 @@ from hookline._torch import (
     run_uncompiled,
     save_in_checkpoint,
     shown_product,
+    top_saved_tensor_hooks,
 )
 from hookline.hooks.backward_graphs import keep_in_compiled_autograd
 from hookline.hooks.hearing import (
     BREAK,
     GRADIENT,
     WITHOUT,
+    Ear,
     Gradient,
     find_ear,
     read_place,
@@ -45,6 +48,10 @@ from hookline.hooks.inductor import is_inductor, keep_decisions
 from hookline.hooks.sparing import hear_of_compiling
 
 _tickets: dict[int, Gradient] = {}
+_ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
+"""By tickets that may have been copied, who knows whom to tell."""
+_MOST_TOLD = 4096
+"""How many of these one ear knows: nobody says when the last copy of a ticket is gone."""
 _numbers = itertools.count(1)
 
 
@@ -65,17 +72,39 @@ def _hand_over(value: Tensor, key: Tensor, place: str) -> Tensor:
         _refuse_recording(value)  # of an announcement, that replays cannot repeat it does no harm
     ear = find_ear(key)
     told = None if ear is None else ear.take(value, read_place(place))
-    if told is not None:
+    if ear is None or told is None:
+        return ticket
+    if top_saved_tensor_hooks(False) is None:
         _tickets[number] = told
         # The graph that was recorded holds the ticket: when that is gone nobody will ask.
         weakref.finalize(ticket, _tickets.pop, number, None).atexit = False
+    else:  # it may hold a copy
+        _keep_told(ear, number, told)
     return ticket
+
+
+def _keep_told(ear: Ear, number: int, told: Gradient) -> None:
+    known = ear.told
+    if known is None:
+        known = ear.told = OrderedDict()
+    known[number] = told
+    _ears[number] = ear
+    if len(known) > _MOST_TOLD:
+        known.popitem(last=False)
+
+
+def _find_told(number: int) -> Gradient | None:
+    told = _tickets.get(number)
+    if told is not None:
+        return told
+    ear = _ears.get(number)
+    return None if ear is None or ear.told is None else ear.told.get(number)
 
 
 @run_uncompiled
 def _hand_back(grad: Tensor, ticket: Tensor) -> None:
     _refuse_recording(grad)
-    told = _tickets.get(int(ticket))
+    told = _find_told(int(ticket))
     if told is not None:
         told(grad)
 
