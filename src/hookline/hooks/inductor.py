@@ -322,7 +322,9 @@ def _match_other_readers() -> None:
     """Have inductor's passes find what they look for also where the operators read a part of it.
 
     What a pass puts in the place of a value is shown; what it needs no more stays for them alone.
+    Passes over frozen weights have no place for it: they fold what follows into what made it.
     """
+    from torch._inductor.freezing_utils import _freezing_active
     from torch._inductor.pattern_matcher import _TargetExpr
 
     match = _TargetExpr._match_users
@@ -331,6 +333,8 @@ def _match_other_readers() -> None:
     def match_users(self: Any, node: fx.Node, ctx: Any) -> bool:
         if match(self, node, ctx):
             return True
+        if _freezing_active():
+            return False
         others = [one for one in node.users if not _is_for_looks(one)]
         return len(others) < len(node.users) and len(others) == self.users
 
