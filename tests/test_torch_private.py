@@ -196,6 +196,18 @@ def test_is_compile_forced_eager_follows_the_stance() -> None:
     assert not _torch.is_compile_forced_eager()
 
 
+def test_forced_eager_holds_and_gives_way_to_what_was_set_meanwhile() -> None:
+    import torch._dynamo
+
+    end = _torch.force_eager()
+    torch.compiler.set_stance("fail_on_recompile")
+    assert _torch.is_compile_forced_eager()
+    end()
+    assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+    torch.compiler.set_stance("default")
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
 def test_cpu_tensor_never_records_a_cuda_graph() -> None:
     assert not _torch.is_capturing_cuda_graph(torch.ones(1))
 

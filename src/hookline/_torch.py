@@ -6,7 +6,9 @@ that moves one of them fails there and not in a user's run. Knows nothing of hoo
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -248,6 +250,37 @@ def is_compile_forced_eager() -> bool:
     """Tell whether `torch.compiler.set_stance("force_eager")` is in effect."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and dynamo._stance.stance == "force_eager"
+
+
+def force_eager() -> Callable[[], None]:
+    """Run compiled models eagerly until what this gives is called.
+
+    A stance that is set meanwhile, by whom and however long, is only noted, and takes effect then:
+    contexts put back what was there when they were made, in whatever order they end.
+    """
+    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
+    decorators: Any = importlib.import_module("torch._dynamo.decorators")
+    set_stance, lock = frames._set_stance, threading.Lock()
+    current, has_ended = set_stance(frames.DynamoStance("force_eager")), False
+
+    def note(stance: Any) -> Any:
+        nonlocal current
+        with lock:
+            if has_ended:  # another thread was on its way here
+                return set_stance(stance)
+            before, current = current, stance
+            return before
+
+    def end() -> None:
+        nonlocal has_ended
+        with lock:
+            has_ended = True
+            decorators._set_stance = set_stance
+            frames._stance = current  # not by its function, which refuses to in a compiled one
+
+    note._dynamo_forbidden = True  # type: ignore[attr-defined]  # as torch marks its own
+    decorators._set_stance = note
+    return end
 
 
 def is_capturing_cuda_graph(tensor: Tensor) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
-import torch
+from hookline._torch import force_eager
 
 Compiled = Literal["graph", "eager"]
 """What a session does with compiled models: reach into their graphs, or run them without."""
@@ -27,23 +28,22 @@ class _Stance:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._held: Any = None
+        self._end: Callable[[], None] | None = None
 
     def take(self) -> None:
         """Run compiled models eagerly from now on."""
         with self._lock:
             if not self._count:
-                self._held = torch.compiler.set_stance("force_eager")
-                self._held.__enter__()
+                self._end = force_eager()
             self._count += 1
 
     def leave(self) -> None:
         """Let them run as before when everybody has left."""
         with self._lock:
             self._count -= 1
-            if not self._count:
-                self._held.__exit__(None, None, None)
-                self._held = None
+            if not self._count and self._end is not None:
+                self._end()
+                self._end = None
 
 
 stance = _Stance()
