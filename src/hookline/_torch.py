@@ -6,11 +6,12 @@ that moves one of them fails there and not in a user's run. Knows nothing of hoo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -433,6 +434,27 @@ def describe_guards(code: CodeType) -> str:
     """
     entries = eval_frame._debug_get_cache_entry_list(code)
     return str(entries[0].guard_manager) if entries else ""
+
+
+def forget_filtered_graphs(kept: Container[Any]) -> None:
+    """Forget graphs, but for those of these guards, of backends whose guards users have dropped."""
+    convert = sys.modules["torch._dynamo.convert_frame"]
+    stances = sys.modules["torch._dynamo.eval_frame"]
+    if not convert.input_codes.seen:
+        return
+    kind = convert.CatchErrorsWrapper
+    # The compiler keeps no list of what it was given, and graphs do not say what they lack.
+    given = [one for one in gc.get_referrers(kind) if type(one) is kind]
+    backends = [stances.innermost_backend(one) for one in given if one.hooks.guard_filter_fn]
+    if not backends:
+        return
+    with convert.compile_lock:
+        for seen in tuple(convert.input_codes.seen):
+            code = seen()
+            for entry in () if code is None else eval_frame._debug_get_cache_entry_list(code):
+                if entry.backend in backends and entry.guard_manager not in kept:
+                    eval_frame.reset_code(code)
+                    break
 
 
 def list_compiled_codes(module: nn.Module) -> list[CodeType]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookline._errors import UnsupportedModel
 from hookline.hooks.arguments import positional_names
 from hookline.hooks.ears import VisitEar
+from hookline.hooks.guarding import forget_unguarded
 from hookline.hooks.hearing import Ear
 from hookline.hooks.operators import ease_tracing
 from hookline.hooks.short_calls import shorten_calls
@@ -44,6 +45,7 @@ def prepare_compiler() -> None:
     """Have the compiler, where it is loaded, take what is traced by the shortest ways."""
     ease_tracing()
     shorten_calls()
+    forget_unguarded()
 
 
 class Wiring:

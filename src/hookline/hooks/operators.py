@@ -32,6 +32,7 @@ from hookline._torch import (
     top_saved_tensor_hooks,
 )
 from hookline.hooks.backward_graphs import keep_in_compiled_autograd
+from hookline.hooks.guarding import keep_guards
 from hookline.hooks.hearing import (
     BREAK,
     GRADIENT,
@@ -399,6 +400,7 @@ def ease_tracing() -> None:
         return
     hear_of_compiling()
     keep_in_compiled_autograd()
+    keep_guards()
     if not _is_allowed:
         _is_allowed = True
         showing = (pass_one, pass_both, show_output)
