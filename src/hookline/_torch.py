@@ -414,8 +414,8 @@ def count_recompile_limits() -> int:
     return sum(count for text, count in reasons.items() if "recompile limit" in text)
 
 
-def list_spent_codes() -> list[CodeType]:
-    """List the functions of which the compiler has made as many graphs as it may.
+def list_spent_codes(count: Callable[[CodeType], int]) -> list[CodeType]:
+    """List the functions of which the compiler has made as many graphs as it may, as counted.
 
     Only where it gave up on one since this process began.
     """
@@ -424,7 +424,12 @@ def list_spent_codes() -> list[CodeType]:
         return []
     most = min(convert.config.recompile_limit, convert.config.accumulated_recompile_limit)
     codes = [code for seen in tuple(convert.input_codes.seen) if (code := seen()) is not None]
-    return [one for one in codes if len(eval_frame._debug_get_cache_entry_list(one)) >= most]
+    return [one for one in codes if count(one) >= most]
+
+
+def list_graphs(code: CodeType) -> list[Any]:
+    """List what the compiler made of a function."""
+    return eval_frame._debug_get_cache_entry_list(code)
 
 
 def describe_guards(code: CodeType) -> str:
@@ -432,7 +437,7 @@ def describe_guards(code: CodeType) -> str:
 
     Long where it calls a large model.
     """
-    entries = eval_frame._debug_get_cache_entry_list(code)
+    entries = list_graphs(code)
     return str(entries[0].guard_manager) if entries else ""
 
 
@@ -451,7 +456,7 @@ def forget_filtered_graphs(kept: Container[Any]) -> None:
     with convert.compile_lock:
         for seen in tuple(convert.input_codes.seen):
             code = seen()
-            for entry in () if code is None else eval_frame._debug_get_cache_entry_list(code):
+            for entry in () if code is None else list_graphs(code):
                 if entry.backend in backends and entry.guard_manager not in kept:
                     eval_frame.reset_code(code)
                     break

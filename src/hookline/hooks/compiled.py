@@ -16,6 +16,7 @@ from hookline.hooks.arguments import positional_names
 from hookline.hooks.ears import VisitEar
 from hookline.hooks.guarding import forget_unguarded
 from hookline.hooks.hearing import Ear
+from hookline.hooks.limits import part_limits
 from hookline.hooks.operators import ease_tracing
 from hookline.hooks.short_calls import shorten_calls
 from hookline.hooks.traced import Refused, Traced, TracedEar, in_turn
@@ -46,6 +47,7 @@ def prepare_compiler() -> None:
     ease_tracing()
     shorten_calls()
     forget_unguarded()
+    part_limits()
 
 
 class Wiring:

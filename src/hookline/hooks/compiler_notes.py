@@ -17,6 +17,7 @@ from hookline._torch import (
     list_spent_codes,
 )
 from hookline.addresses.names import unwrap
+from hookline.hooks.limits import count_graphs_per_limit
 
 _MOST_NAMED = 3
 
@@ -41,13 +42,13 @@ class CompilerNotes:
         self._models = [weakref.ref(one) for one in models]
         self._seen = len(list_graph_breaks())
         self._limits = count_recompile_limits()
-        self._spent = frozenset(list_spent_codes())
+        self._spent = frozenset(list_spent_codes(count_graphs_per_limit))
         self._breaks: dict[tuple[str, str], None] = {}
         self._has_reached_limit = False
 
     def list_limits(self) -> list[str]:
         """Say whether it compiles a function no more that this model runs."""
-        limits, spent = count_recompile_limits(), list_spent_codes()
+        limits, spent = count_recompile_limits(), list_spent_codes(count_graphs_per_limit)
         models = [one for known in self._models if (one := known()) is not None]
         if limits > self._limits and self._may_be_ours(models, spent):
             self._has_reached_limit = True
