@@ -347,14 +347,32 @@ def is_compiled_if_hooked(module: nn.Module) -> bool:
     return is_told and type(module).__module__.startswith(("torch.nn.", "torch.ao."))
 
 
-def leave_uncompiled(function: Any) -> Any:
+def leave_uncompiled(function: Any, why: str, *, is_deep: bool = True) -> Any:
     """Have the compiler leave a function alone that it would trace: a graph ends before its call.
 
-    The mark that `torch.compiler.disable` sets, which would load the compiler.
+    The mark that `torch.compiler.disable` sets, which would load the compiler. What it calls is
+    left alone too, unless told otherwise.
     """
     function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = "what is watched is written down outside of graphs"
-    return run_uncompiled(function)
+    function._torchdynamo_disable_msg = why
+    return run_uncompiled(function, is_deep=is_deep)
+
+
+def is_called_compiled() -> bool:
+    """Tell whether a compiled function is running that has called this, past breaks of its graph.
+
+    Not so where `torch.compiler.disable` lies in between, or everything runs eagerly.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None or is_compile_forced_eager():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == dynamo.__file__ and code.co_name in ("compile_wrapper", "_fn"):
+            return "callback" in code.co_freevars
+        frame = frame.f_back
+    return False
 
 
 def has_compiled_code() -> bool:

@@ -27,12 +27,14 @@ from hookline.captures.shortage import is_out_of_memory, remark_on_shortage
 from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import Which, check_leaf, check_which
 from hookline.hooks.refusals import attachable, leave_out_lazy
+from hookline.hooks.uncompiled import around_graphs, outside_of_graphs
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Grads = bool | Literal["all"]
 
 
+@outside_of_graphs
 def capture(
     model: nn.Module,
     *where: Selector,
@@ -183,6 +185,7 @@ class Capture:
         if session is not None:
             session.dispose()
 
+    @outside_of_graphs
     def __enter__(self) -> Captured:
         if self._captured is not None:
             raise SessionError(
@@ -211,6 +214,7 @@ class Capture:
             self._session.dispose()
             self._session = None
 
+    @outside_of_graphs
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -245,6 +249,7 @@ class Capture:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Capture every call of a function."""
 
+        @around_graphs
         @functools.wraps(function)
         def captured(*args: P.args, **kwargs: P.kwargs) -> R:
             result: Any = None  # what stop=True leaves

@@ -26,6 +26,7 @@ from hookline.hooks.idleness import why_idle
 from hookline.hooks.reasons import swap_notes, why_not_called
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.hooks.visits import KEEP, At
 
 EditFunction = Callable[[Any, At], Any]
@@ -44,6 +45,7 @@ class EditHandle(Handle):
     def __enter__(self) -> EditHandle:
         return self
 
+    @outside_of_graphs
     def __exit__(self, *exception: object) -> None:
         missed = self._find_missed()
         swapped = swap_notes(self._session) if self._session.is_open else []
@@ -55,6 +57,7 @@ class EditHandle(Handle):
         text = "\n".join([*head, *lines, *(f"  {note}" for note in swapped)])
         warnings.warn(text, HooklineWarning, stacklevel=2)
 
+    @outside_of_graphs
     def remove(self) -> None:
         """Remove the edits at once; a checkpointed region keeps its own until its backward."""
         if self._session.is_open:
@@ -190,6 +193,7 @@ def _refuse(listener: FunctionListener, what: str) -> UnsupportedModel:
     )
 
 
+@outside_of_graphs
 def edit(
     model: nn.Module,
     edits: Edits,

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from hookline._torch import force_eager
+from hookline._errors import UnsupportedModel
+from hookline._torch import force_eager, is_called_compiled
 
 Compiled = Literal["graph", "eager"]
 """What a session does with compiled models: reach into their graphs, or run them without."""
@@ -29,6 +30,14 @@ class _Stance:
         self._lock = threading.Lock()
         self._count = 0
         self._end: Callable[[], None] | None = None
+
+    def refuse_inside(self) -> None:
+        """Raise where a compiled function is running: what it calls would be compiled anyway."""
+        if is_called_compiled():
+            raise UnsupportedModel(
+                'compiled="eager" has no effect on what runs already, and this is called by a '
+                "compiled function. Open the session around the call of that function."
+            )
 
     def take(self) -> None:
         """Run compiled models eagerly from now on."""

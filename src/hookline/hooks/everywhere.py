@@ -104,12 +104,14 @@ class _GlobalSession(Session):
     def open(self) -> None:
         if self.is_open or self._handles:
             raise SessionError(f"{self.purpose} is already open or was closed; make a new one.")
+        self.is_eager = has_compiled_code()  # a graph knows nothing of hooks on all modules
+        if self.is_eager:
+            stance.refuse_inside()
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._before),
             torch_module.register_module_forward_hook(self._after, with_kwargs=True),
         ]
         self.is_open = True
-        self.is_eager = has_compiled_code()  # a graph knows nothing of hooks on all modules
         if self.is_eager:
             stance.take()
 

@@ -23,6 +23,7 @@ from hookline.hooks.hearing import Ear
 from hookline.hooks.parameters import ParameterListener
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.hooks.visits import KEEP, MISSING, At, Listener, Station, Visit, describe
 from hookline.sources import read
 
@@ -317,6 +318,7 @@ def attach_function(
         )
 
 
+@outside_of_graphs
 def hook(
     model: nn.Module | None,
     where: Selector,

@@ -32,6 +32,7 @@ from hookline.hooks.junctions import Junction
 from hookline.hooks.parameters import LazyStart, ParameterListener
 from hookline.hooks.reducing import Reductions, find_reductions
 from hookline.hooks.refusals import attachable, refuse_module, refuse_running
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.hooks.visits import Call, Listener, Station, Visit
 
 _FUSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -220,6 +221,8 @@ class Session:
         """Attach everything."""
         if self.is_open or self.tree is None:
             raise SessionError(f"{self.purpose} is already open or was closed; make a new one.")
+        if self.is_eager:
+            stance.refuse_inside()
         self._thread = get_ident() if self._this_thread else None
         self.epoch = object()
         self.calls = 0
@@ -479,6 +482,7 @@ class Handle:
         """Tell whether the hooks are attached."""
         return self._session.is_open
 
+    @outside_of_graphs
     def remove(self) -> None:
         """Remove everything this handle attached, at once; does nothing the second time."""
         self._session.close()
@@ -486,6 +490,7 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
+    @outside_of_graphs
     def __exit__(self, *exception: object) -> None:
         self.remove()
 

@@ -15,6 +15,7 @@ from hookline.hooks.eagerly import Compiled, check_compiled
 from hookline.hooks.functions import check_function
 from hookline.hooks.refusals import leave_out_lazy
 from hookline.hooks.sessions import Handle, Session
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.hooks.visits import Listener, Station, Visit, describe
 
 
@@ -126,6 +127,7 @@ def _attach(
     return Handle(session)
 
 
+@outside_of_graphs
 def register_forward_pre_hook(
     model: nn.Module | None,
     where: Selector,
@@ -153,6 +155,7 @@ def register_forward_pre_hook(
     )
 
 
+@outside_of_graphs
 def register_forward_hook(
     model: nn.Module | None,
     where: Selector,
@@ -179,6 +182,7 @@ def register_forward_hook(
     )
 
 
+@outside_of_graphs
 def register_backward_pre_hook(
     model: nn.Module | None,
     where: Selector,
@@ -204,6 +208,7 @@ def register_backward_pre_hook(
     )
 
 
+@outside_of_graphs
 def register_backward_hook(
     model: nn.Module | None,
     where: Selector,

@@ -1,4 +1,6 @@
-"""Forwards that the compiler leaves alone where it meets them, kept so while they are listened to.
+"""What the compiler leaves alone: what opens and closes sessions, and forwards that it does anyway.
+
+Such forwards are kept so while they are listened to.
 
 Dynamo skips what is in torch's own files unless a graph has it inside: until torch 2.13
 `nn.Linear(4, 4).compile()` makes no graph, and in later ones a layer that is called after a graph
@@ -8,14 +10,42 @@ break makes none. It makes one as soon as the module has hooks, and another kern
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-from hookline._torch import is_compiled_if_hooked, is_run_uncompiled, mark_uncompiled
+from hookline._torch import (
+    is_compiled_if_hooked,
+    is_run_uncompiled,
+    leave_uncompiled,
+    mark_uncompiled,
+)
 from hookline.hooks.module_hooks import is_own
 from hookline.sources.unwrapping import copy_function
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_OUTSIDE = (
+    "a session of hookline's begins and ends outside of graphs: open it around the call of what "
+    "is compiled, not inside"
+)
+
+
+def outside_of_graphs(function: Function) -> Function:
+    """Have what opens a session, or closes it, run as it is where a compiled function calls it.
+
+    With `fullgraph=True` there is no such place, and torch says why.
+    """
+    left: Function = leave_uncompiled(function, _OUTSIDE)
+    return left
+
+
+def around_graphs(function: Function) -> Function:
+    """Do so with what has a session open meanwhile, but not with what it calls."""
+    left: Function = leave_uncompiled(function, _OUTSIDE, is_deep=False)
+    return left
 
 
 def is_left_alone(module: nn.Module, forward: Any) -> bool:

@@ -26,6 +26,10 @@ from torch.optim.optimizer import (
 from hookline._torch import gradient_scale, graph_task_id, leave_uncompiled, run_uncompiled
 from hookline.watchers.guarding import Guard
 
+_outside = functools.partial(
+    leave_uncompiled, why="what is watched is written down outside of graphs"
+)
+
 
 class StepHearer(Protocol):
     """Whoever wants to know of steps."""
@@ -98,12 +102,12 @@ class Clock:
                     one.undo()
                 Clock._replacements = []
 
-    @leave_uncompiled
+    @_outside
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         has_closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         self.tell(self._hearer.before_step, optimizer, has_closure=has_closure)
 
-    @leave_uncompiled
+    @_outside
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.steps_heard += 1
         self.tell(self._hearer.after_step, optimizer)

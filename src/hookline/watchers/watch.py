@@ -16,6 +16,7 @@ from hookline._errors import NoSuchSite, NotRecorded, RunWriteError, SessionErro
 from hookline._tables import Table
 from hookline.addresses import Selector
 from hookline.hooks.compiler_notes import CompilerNotes
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.replays import Origin
 from hookline.rules import Judge, Rule, say_verdict
 from hookline.runs import OF_STEPS, History, RunWriter, Series, describe_environment, name_ending
@@ -41,6 +42,7 @@ from hookline.watchers.weights import Weights
 from hookline.watchers.working import say
 
 
+@outside_of_graphs
 def watch(
     model: Models,
     run_dir: str | os.PathLike[str] | None = None,
@@ -310,6 +312,7 @@ class Watch:
         """The number of the step under way."""
         return self._steps.number
 
+    @outside_of_graphs
     def step(self) -> None:
         """End the step under way: for loops without an optimizer of torch's."""
         self._check_open()
@@ -429,6 +432,7 @@ class Watch:
         silence = self._attachment.explain_silence()
         return [*found, *([silence] if silence else []), *self._attachment.unheard()]
 
+    @outside_of_graphs
     def close(self, status: str = "finished") -> None:
         """End the watch: the models are as before, the run is complete on disk."""
         if not self.is_open:
@@ -462,9 +466,11 @@ class Watch:
         """Measure nothing any more, and leave what there is as it is: for a forked process."""
         self._recorder.give_up()
 
+    @outside_of_graphs
     def __enter__(self) -> Watch:
         return self
 
+    @outside_of_graphs
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(name_ending(error))
         if error is None:
