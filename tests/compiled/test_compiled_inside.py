@@ -435,3 +435,30 @@ def test_asking_for_operations_changes_nothing_after_a_break(
         assert torch.equal(compiled(x), model(x))
     with hl.edit(compiled, {site: hl.scale(1.0)}):
         assert torch.equal(compiled(x), model(x))
+
+
+class GivenUp(nn.Module):
+    """Do what the compiler cannot do, where it can break no graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        z = y * 2 + pow(y, 2) - (-y)
+        return z.sum()
+
+
+@pytest.mark.filterwarnings("ignore::hookline.HooklineWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_forward_that_the_compiler_gives_up_gives_what_it_gave(backend: str) -> None:
+    """The mode was compiled by itself there, and called the function that it knew from before."""
+    model, x = GivenUp(), torch.randn(2, 4)
+    compiled = torch.compile(model, backend=backend)
+    right = model(x)
+    with hl.watch(compiled, sites=["/*", "@*"], parameters=None):
+        assert torch.equal(compiled(x), right)
+    with hl.capture(compiled, ["/sub", "@z"]) as got:
+        assert torch.equal(compiled(x), right)
+    assert torch.equal(got["@z"].sum(), right)

@@ -7,14 +7,16 @@ the functions that it is following at that moment. What that gives is fixed when
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from hookline._errors import UnsupportedModel
-from hookline._torch import resumed_code
+from hookline._torch import resumed_code, run_uncompiled
 from hookline._tracing import settle_when_traced, traced_calls
 from hookline.addresses.variables import forward_of
 from hookline.hooks.frames import CALL_CODE
@@ -84,6 +86,7 @@ class TracedMode(TorchFunctionMode):
         self.inside = inside
         self.frame = frame
 
+    @partial(run_uncompiled, is_deep=False)  # else a graph of its own serves other functions too
     def __torch_function__(
         self,
         func: Any,
@@ -92,6 +95,8 @@ class TracedMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = {} if kwargs is None else kwargs
+        if not is_dynamo_compiling():  # the compiler gave a part of the forward up, which runs now
+            return func(*args, **given)
         written = _write_names(func)
         # What is lost is passed over: where this raises, the compiler drops the operation.
         if written and self._is_asked(written) and _find_owner() == "own":
