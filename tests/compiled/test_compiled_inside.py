@@ -201,6 +201,10 @@ def test_values_counted_from_the_end_are_those_of_an_eager_run() -> None:
     assert list(found) == ["blocks.0@y[2]", "blocks.1@y", "@h"]
 
 
+def test_values_counted_from_both_ends_are_those_of_an_eager_run() -> None:
+    assert len(check(Model, ["blocks.0@y[2]", "blocks.0@y[-1]", "blocks.0@y[-2]"])) == 2
+
+
 def test_variables_of_functions_are_those_of_an_eager_run() -> None:
     found = check(Model, ["blocks.0@lift.w", "blocks.1@halve.half"], grads=True)
     assert {"blocks.0@lift.w[3]:grad", "blocks.1@halve.half:grad"} <= set(found)

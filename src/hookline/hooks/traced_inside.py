@@ -129,7 +129,7 @@ class TracedFrame:
         """Keep a value that may turn out to be the one; a copy, for it may yet be changed."""
         held = (index, Walk(_Copying(), "own", []).tell(value, "")[0])
         for other, name, latest in self.waiting:
-            if other is ear and name == spot:
+            if other.ear is ear.ear and name == spot:
                 latest.append(held)
                 if len(latest) > -ear.number:
                     latest.pop(0)
