@@ -430,12 +430,13 @@ def test_current_stream_is_known_by_its_address() -> None:
         assert _torch.raw_cuda_stream(_torch.current_cuda_device()) == side.cuda_stream
 
 
-def test_a_hook_can_be_put_before_others() -> None:
-    value, seen = torch.ones(2, requires_grad=True) * 2, list[str]()
-    value.register_hook(lambda grad: seen.append("first"))
-    _torch.add_first_tensor_hook(value, lambda grad: seen.append("later"))
-    value.sum().backward()
-    assert seen == ["later", "first"]
+def test_what_may_be_changed_in_place_is_known() -> None:
+    made = torch.ones(4, requires_grad=True)
+    assert not _torch.may_be_changed(made)
+    assert not _torch.may_be_changed(made.view(2, 2))
+    assert _torch.may_be_changed(made * 2)
+    assert _torch.may_be_changed((made * 2).view(2, 2))
+    assert not _torch.may_be_changed((made * 2).chunk(2)[0])
 
 
 def test_what_a_linear_layer_shows_is_known() -> None:

@@ -155,13 +155,16 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     tensor._backward_hooks[key] = hook
 
 
-def add_first_tensor_hook(tensor: Tensor, hook: Any) -> None:
-    """Put a gradient hook on a tensor that runs before those it has."""
-    before = dict(tensor._backward_hooks or {})
-    tensor.register_hook(hook)
-    hooks: Any = tensor._backward_hooks
-    for key in before:  # torch calls them in the order they came into this dictionary
-        hooks[key] = hooks.pop(key)
+def may_be_changed(tensor: Tensor) -> bool:
+    """Tell whether torch lets a tensor with a gradient be changed in place where grad is on.
+
+    What is given to a graph is a leaf there, though it has a history that is an error to go into;
+    where the graph changes it, a copy has its place.
+    """
+    base = tensor if tensor._base is None else tensor._base
+    if base.is_leaf or type(base.grad_fn).__name__ == "Error":
+        return False
+    return base is tensor or creation_meta(tensor) == CreationMeta.DEFAULT
 
 
 def shown_product(view: Tensor) -> Tensor | None:

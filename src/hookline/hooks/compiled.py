@@ -21,6 +21,7 @@ from hookline.hooks.operators import ease_tracing
 from hookline.hooks.short_calls import shorten_calls
 from hookline.hooks.traced import Refused, Traced, TracedEar, in_turn
 from hookline.hooks.traced_inside import Ask, TracedInside
+from hookline.hooks.unlisted import show_unlisted
 
 if TYPE_CHECKING:
     from hookline.hooks.frames import Frame
@@ -48,6 +49,7 @@ def prepare_compiler() -> None:
     shorten_calls()
     forget_unguarded()
     part_limits()
+    show_unlisted()
 
 
 class Wiring:

@@ -52,7 +52,7 @@ class Walk:
         """How gradients are heard of."""
         self.received = received
         """What came in from outside, which others use too: of that a part is heard."""
-        self.is_copying = ear.is_editing or way == "part"
+        self.is_copying = ear.is_editing or way in ("part", "spent")
         """Whether containers are made anew, because others must not see what is put in."""
         self.seen: list[tuple[Tensor, Tensor]] = []
         """The tensors met, and what flows on in their place: one may stand in several places."""

@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hookline._errors import UnsupportedModel
 from hookline._torch import (
-    add_first_tensor_hook,
     graph_task_id,
     is_capturing_cuda_graph,
     is_recomputed,
+    may_be_changed,
+    preserve_version,
     register_effectful,
     run_uncompiled,
     save_in_checkpoint,
@@ -230,22 +231,29 @@ _note_shape = torch.ops.hookline.note.default
 
 Way = Literal["own", "made", "part", "spent"]
 """How a gradient is heard of: on the tensor itself, on what it is a view of, on an alias of it, or
-before all others on the tensor, where a module is about to write over it."""
+on what it holds at this moment, where something is about to write over it."""
+
+Change = Callable[[Tensor], Tensor | None]
+"""What is called with a gradient; gives the one in its place, or None to leave it."""
 
 
-def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way: Way) -> Tensor:
+def hook_gradient(value: Tensor, change: Change, way: Way) -> Tensor:
     """Have a function called with the gradient of a value when it comes; give what flows on.
 
     A hook and no node of ours: whatever is done to the tensor later, in place too, is what it would
     be without. A linear layer gives a view of what it made, until torch 2.14 (`made`); a hook there
     hears also where the view is changed in place. What others use too is given on as an alias
-    (`part`).
+    (`part`), but for what is about to be written over (`spent`): there a node parts what was done
+    before from that.
     """
     if way == "part" or value.is_leaf:
         value = value.view_as(value)
-    base = shown_product(value) if way in ("made", "spent") else None
+    if way == "spent" and may_be_changed(value):
+        _part_history(value, change)
+        return value
+    base = shown_product(value) if way == "made" else None
     if base is None:
-        _register(value, change, way)
+        _register(value, change)
         return value
     shape = value.shape
 
@@ -253,19 +261,50 @@ def hook_gradient(value: Tensor, change: Callable[[Tensor], Tensor | None], way:
         new = change(grad.view(shape))
         return None if new is None else new.view(grad.shape)
 
-    _register(base, reshape, way)
+    _register(base, reshape)
     return value
 
 
-def _register(tensor: Tensor, hook: Callable[[Tensor], Tensor | None], way: Way) -> None:
+def _register(tensor: Tensor, hook: Change) -> None:
     def hear(grad: Tensor | None) -> Tensor | None:
         # One of several tensors made at once has no gradient where only others have one.
         return None if grad is None else hook(grad)
 
-    if way == "spent":  # what made the tensor has its hooks on it, and comes later in backward
-        add_first_tensor_hook(tensor, hear)
-    else:
-        tensor.register_hook(hear)
+    tensor.register_hook(hear)
+
+
+class _Between(torch.autograd.Function):
+    """Part what was done with a tensor so far from what is done with it from now on."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, change: Change) -> Tensor:
+        ctx.change = change
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        new = ctx.change(grad)
+        return grad if new is None else new, None
+
+
+def _part_history(value: Tensor, change: Change) -> None:
+    """Have a function called with the gradient of what a tensor holds now, however it is used."""
+    base, shape = value._base, value.shape
+    # Autograd copies the gradient of all that a view is of, to change the view's part of it. Where
+    # the view is all of it there is no need to, and the graph has no operation more.
+    is_whole = base is not None and base.numel() == value.numel()
+    if base is None or not (is_whole and base.is_contiguous() and value.is_contiguous()):
+        base = value
+
+    def reshape(grad: Tensor) -> Tensor | None:
+        new = change(grad.reshape(shape))
+        return None if new is None else new.reshape(grad.shape)
+
+    with preserve_version(base):  # nothing is written: what was saved of it is still right
+        _Between.apply(base, change if base is value else reshape)  # type: ignore[no-untyped-call]
+        # A view has its history made anew where its version is not the one that it was made at.
+        assert value.grad_fn is not None
 
 
 class _HandIn(torch.autograd.Function):

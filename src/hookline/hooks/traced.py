@@ -129,6 +129,7 @@ class _Parting:
     is_editing = False
     is_parting = True
     is_passing = False
+    values = False
     gradients = True
 
     def flow(self, port: str, value: Any, way: Way = "own", received: Any = ()) -> Any:

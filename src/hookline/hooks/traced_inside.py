@@ -212,21 +212,70 @@ class TracedInside:
         """Begin an execution that a hook announces."""
         self.enter(tensors([*args, *kwargs.values()]) if self.has_gradients else [])
 
-    def flow(
-        self, frame: TracedFrame, spot: str, index: int, value: Any, *, way: Way = "own"
-    ) -> Any:
+    def flow(self, frame: TracedFrame, spot: str, index: int, value: Any) -> Any:
         """Tell those who ask for a value; give the one that flows on."""
-        found = self.at(spot)
-        if found is None:
-            return value
         port = write_port(spot, index)
-        for ear in found.ears(index):
+        for ear in self._find_ears(spot, index):
             if isinstance(ear, Waiting):
                 frame.wait(ear, spot, index, value)
             else:
-                value = ear.flow(port, value, way, frame.received)
-                way = "own" if ear.is_parting else way
+                value = ear.flow(port, value, "own", frame.received)
         return value
+
+    def flow_taken(
+        self, frame: TracedFrame, spot: str, index: int, bound: dict[Any, Any]
+    ) -> dict[Any, Any]:
+        """Tell of what an operation takes; give what it is called with."""
+        port = write_port(spot, index)
+        way: Way = "part"
+        for ear in self._find_ears(spot, index):
+            if isinstance(ear, Waiting):
+                frame.wait(ear, spot, index, bound)
+            else:
+                bound = ear.flow(port, bound, way)
+                way = "own" if ear.is_parting else way
+        return bound
+
+    def flow_spent(
+        self, frame: TracedFrame, spot: str, index: int, bound: dict[Any, Any], key: Any
+    ) -> dict[Any, Any]:
+        """Tell of what an operation takes that is about to change one of its arguments in place."""
+        port, changed = write_port(spot, index), bound[key]
+        others = [one for name in bound if name != key for one in tensors(bound[name])]
+        ears = self._find_ears(spot, index)
+        # Who parts a history later hears of its gradient sooner.
+        last = [one for one in reversed(ears) if not one.values]
+        for ear in (*[one for one in ears if one.values], *last):
+            if isinstance(ear, Waiting):
+                frame.wait(ear, spot, index, bound)
+                continue
+            bound = dict(ear.flow(port, bound, "spent", others))
+            if ear.is_editing and ear.values:
+                _write_over(changed, bound[key])
+            # The forward goes on with the tensor itself.
+            bound[key] = changed
+        return bound
+
+    def flow_changed(self, frame: TracedFrame, spot: str, index: int, value: Any) -> None:
+        """Tell of what an operation changed in place; what edits it writes to it."""
+        port = write_port(spot, index)
+        for ear in self._find_ears(spot, index):
+            if isinstance(ear, Waiting):
+                frame.wait(ear, spot, index, value)
+                continue
+            new = ear.flow(port, value)
+            if ear.is_editing and ear.values:
+                _write_over(value, new)
+
+    def _find_ears(self, spot: str, index: int) -> tuple[Any, ...]:
+        found = self.at(spot)
+        return () if found is None else found.ears(index)
+
+
+def _write_over(old: Any, new: Any) -> None:
+    """Change tensors in place into those that an edit gave for them."""
+    for before, after in zip(tensors(old), tensors(new), strict=True):
+        before.copy_(after)
 
 
 class TracedScope:

@@ -15,14 +15,12 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from hookline._errors import UnsupportedModel
 from hookline._torch import resumed_code, run_uncompiled
 from hookline._tracing import settle_when_traced, traced_calls
 from hookline.addresses.variables import forward_of
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.nested import tensors
 from hookline.hooks.operations import names_of, parameters_of
-from hookline.hooks.traced import EAGERLY
 from hookline.hooks.traced_inside import TracedFrame, TracedInside, TracedScope
 
 _FOREIGN_CODES = (CALL_CODE, TracedScope.assign.__code__)
@@ -121,21 +119,33 @@ class TracedMode(TorchFunctionMode):
         for position, value in enumerate(args):
             bound[_key(names, position)] = value
         bound.update(kwargs)
-        is_changing = len(spots) > 1 or spots[0][0] == "/setitem"
-        if is_changing or bound.get("inplace", False) or bound.get("out") is not None:
-            raise UnsupportedModel(
-                f"`{spots[-1][0]}` changes a tensor in place, which cannot be heard inside a graph "
-                f"that torch.compile made. {EAGERLY}"
-            )
+        key = _find_changed(written, bound)
+        changed = None if key is None else bound[key]
         for spot, index in spots:
-            bound = inside.flow(frame, spot + ":input", index, bound, way="part")
+            spot += ":input"
+            if key is None:
+                bound = inside.flow_taken(frame, spot, index, bound)
+            else:
+                bound = inside.flow_spent(frame, spot, index, bound, key)
         new_args = [bound[_key(names, position)] for position in range(len(args))]
         result = func(*new_args, **{name: bound[name] for name in kwargs})
         for spot, index in spots:
             found = inside.at(spot)
-            if found is not None and (found.is_exact or tensors(result)):
+            if found is None:
+                continue
+            if key is not None:
+                inside.flow_changed(frame, spot, index, changed)
+            elif found.is_exact or tensors(result):
                 result = inside.flow(frame, spot, index, result)
         return result
+
+
+def _find_changed(written: str, bound: dict[Any, Any]) -> str | int | None:
+    """Give the name of the argument that an operation changes in place; None if it changes none."""
+    if bound.get("out") is not None:
+        return "out"
+    is_in_place = "," in written or written == "setitem" or bound.get("inplace", False)
+    return next(iter(bound)) if is_in_place and bound else None
 
 
 def _key(names: list[str], position: int) -> str | int:
