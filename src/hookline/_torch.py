@@ -155,6 +155,9 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     tensor._backward_hooks[key] = hook
 
 
+_PRODUCTS = ("AddmmBackward0", "BmmBackward0", "CopySlices")
+
+
 def may_be_changed(tensor: Tensor) -> bool:
     """Tell whether torch lets a tensor with a gradient be changed in place where grad is on.
 
@@ -170,12 +173,13 @@ def may_be_changed(tensor: Tensor) -> bool:
 def shown_product(view: Tensor) -> Tensor | None:
     """Give what a linear layer made, of which it gave a view; None for what is no such view.
 
-    Since torch 2.15 it gives no view.
+    Since torch 2.15 it gives no view. In a graph a product of batches gives one, which may have
+    been changed in place since.
     """
     base = view._base
     if base is None or base.numel() != view.numel():
         return None
-    return base if type(base.grad_fn).__name__ == "AddmmBackward0" else None
+    return base if type(base.grad_fn).__name__ in _PRODUCTS else None
 
 
 def storage_number(tensor: Tensor, held: dict[int, object]) -> int:

@@ -5,6 +5,7 @@ Each of these is called while a graph is made, and never when it runs.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._functorch import pyfunctorch
 from torch.compiler import is_dynamo_compiling
 
@@ -136,6 +137,33 @@ def find_region() -> str:
     if module is not None:
         regions[module] = found
     return found
+
+
+@settle_when_traced
+def is_value_product() -> bool:
+    """Tell whether what the caller has as `value` was made by a product, whatever was done to it.
+
+    In a graph that is a view of something that nobody else has, where it is none in an eager run.
+    Torch runs the graph where a tensor is given to what it calls while it traces.
+    """
+    found, _ = _find_traced("value")
+    node = found.as_proxy().node
+    while node.args and isinstance(node.args[0], fx.Node) and _keeps_first(node):
+        node = node.args[0]
+    return _name_target(node) == "matmul"
+
+
+def _keeps_first(node: fx.Node) -> bool:
+    """Tell whether what a node gives is its first argument: changed in place, or shown."""
+    name = _name_target(node)
+    is_shown = getattr(node.target, "__module__", "").startswith("hookline.")
+    is_augmented = name[:1] == "i" and hasattr(operator, name[1:])  # `+=` is `iadd`
+    return is_shown or is_augmented or name.endswith("_")
+
+
+def _name_target(node: fx.Node) -> str:
+    name: str = getattr(node.target, "__name__", None) or str(node.target)
+    return name
 
 
 def is_in_region() -> bool:

@@ -233,3 +233,29 @@ class InPlaceLayer(Changing):
 
 def test_the_gradient_of_what_a_module_writes_over_is_of_what_it_took() -> None:
     compare(InPlaceLayer, "relu:input", grads=True)
+
+
+class Scores(Changing):
+    """Change the result of a product in place, as attention does with its scores."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.fc(x) @ x.transpose(-1, -2)
+        before = scores * 3
+        scores += 1
+        scores *= 2
+        return (scores.square() + before).sum()
+
+
+def test_gradients_of_products_that_are_changed_in_place_are_heard() -> None:
+    sites = ("/matmul", "@scores", "/add_", "/add_:input", "/mul_", "/mul_:input")
+    found = compare(Scores, *sites, grads=True)
+    assert {"/matmul:grad", "@scores[0]:grad", "@scores[1]:grad", "/add_:grad"} <= set(found)
+
+
+@pytest.mark.parametrize("site", ["/matmul:output.grad", "@scores[0].grad", "/add_:output.grad"])
+def test_gradients_of_products_that_are_changed_in_place_are_edited(site: str) -> None:
+    model, gradients = Scores(), []
+    for one in (copy.deepcopy(model), torch.compile(model, backend="aot_eager", fullgraph=True)):
+        with hl.edit(one, {site: hl.scale(3.0)}):
+            gradients.append(run(one, "")[1])
+    torch.testing.assert_close(*gradients)

@@ -16,6 +16,7 @@ from torch import Tensor
 from hookline import _trees
 from hookline._errors import EditError
 from hookline._torch import preserve_version
+from hookline._tracing import is_value_product
 from hookline.addresses import format_leaf
 from hookline.edits.actions import Action
 from hookline.edits.changes import change, why_unfit
@@ -196,6 +197,8 @@ class TracedEdit:
             return value
         place = write_mode(place)
         if self.gradients:
+            if way == "own" and is_value_product():
+                way = "made"
             return edit_gradient(
                 value,
                 self.key,

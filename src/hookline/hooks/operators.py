@@ -241,10 +241,10 @@ def hook_gradient(value: Tensor, change: Change, way: Way) -> Tensor:
     """Have a function called with the gradient of a value when it comes; give what flows on.
 
     A hook and no node of ours: whatever is done to the tensor later, in place too, is what it would
-    be without. A linear layer gives a view of what it made, until torch 2.14 (`made`); a hook there
-    hears also where the view is changed in place. What others use too is given on as an alias
-    (`part`), but for what is about to be written over (`spent`): there a node parts what was done
-    before from that.
+    be without. A linear layer gives a view of what it made, until torch 2.14, and a matrix product
+    in a graph does (`made`); a hook there hears also where the view is changed in place. What
+    others use too is given on as an alias (`part`), but for what is about to be written over
+    (`spent`): there a node parts what was done before from that.
     """
     if way == "part" or value.is_leaf:
         value = value.view_as(value)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._tracing import find_region
+from hookline._tracing import find_region, is_value_product
 from hookline.hooks.hearing import (
     BEGIN,
     BESIDE,
@@ -107,6 +107,8 @@ class TracedEar:
         """Tell of one tensor; give what flows on in its place."""
         has_grad = torch.is_grad_enabled()
         with_grad = self.gradients and value.requires_grad and has_grad
+        if with_grad and way == "own" and is_value_product():
+            way = "made"
         if self.is_passing:
             place = write_mode(place)
             way = "own" if way == "part" else way
