@@ -184,7 +184,9 @@ class TracedEdit:
             text = Walk(Silent(), way, []).describe(part)
             announce(self.key, write_about(FAULT, port, f"{_SEVERAL}:{text}"))
             return value
-        return Walk(self, way, list(received)).go(value, self.leaf, port)[0]
+        walk = Walk(self, way, list(received))
+        new = walk.go(value, self.leaf, port)[0]
+        return walk.hear_everywhere(new) if self.gradients else new
 
     def tell(self, value: Tensor, place: str, way: Way) -> Tensor:
         """Change one tensor, or its gradient; give what flows on in its place."""

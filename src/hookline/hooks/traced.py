@@ -86,10 +86,14 @@ class TracedEar:
         # What is exported is the model, without who looks at it. (To dynamo it is all the same.)
         if not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting():
             return value
+        if self.is_passing and not port.endswith("input"):
+            received = ()  # what is handed back has all of its gradient heard: no sum is regrouped
         if isinstance(value, Tensor) and not self.leaf:  # nearly always
             return self.tell(value, port, way_to(value, way, received))
         walk = Walk(self, way, list(received))
         new, text, found = walk.go(value, self.leaf, port)
+        if self.leaf and self.gradients:
+            new = walk.hear_everywhere(new)
         if self.is_passing:
             return new
         if walk.unwritten:
@@ -111,7 +115,6 @@ class TracedEar:
             way = "made"
         if self.is_passing:
             place = write_mode(place)
-            way = "own" if way == "part" else way
             if with_grad:
                 return pass_both(value, self.key, place, self.values, way)
             return pass_one(value, self.key, place) if self.values else value

@@ -241,7 +241,7 @@ class TracedInside:
     ) -> dict[Any, Any]:
         """Tell of what an operation takes that is about to change one of its arguments in place."""
         port, changed = write_port(spot, index), bound[key]
-        others = [one for name in bound if name != key for one in tensors(bound[name])]
+        others = [one for one in tensors(bound) if one is not changed]
         ears = self._find_ears(spot, index)
         # Who parts a history later hears of its gradient sooner.
         last = [one for one in reversed(ears) if not one.values]
