@@ -525,6 +525,16 @@ def test_tensors_are_guarded_in_all_but_memory_and_content() -> None:
     assert not twins(a, a)  # one object in two places
 
 
+def test_the_elements_of_a_jagged_tensor_are_known() -> None:
+    rows = [torch.ones(2, 3), torch.zeros(1, 3)]
+    whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert torch.equal(_torch.find_values(whole), torch.cat(rows))
+    assert _torch.is_gapless(whole)
+    starts, lengths = torch.tensor([0, 1]), torch.tensor([2, 1])
+    part = torch.nested.narrow(torch.ones(2, 3, 4), 1, starts, lengths, layout=torch.jagged)
+    assert not _torch.is_gapless(part)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_a_nested_tensor_is_told_without_its_sizes() -> None:
     parts = [torch.ones(2), torch.ones(3)]

@@ -155,6 +155,17 @@ def add_tensor_hook(tensor: Tensor, hook: Any) -> None:
     tensor._backward_hooks[key] = hook
 
 
+def find_values(nested: Any) -> Tensor:
+    """Give the elements of a nested tensor with a jagged layout, one row after the other."""
+    values: Tensor = nested._values
+    return values
+
+
+def is_gapless(nested: Any) -> bool:
+    """Tell whether these are all its own, and not a part of another one's."""
+    return nested._lengths is None
+
+
 _PRODUCTS = ("AddmmBackward0", "BmmBackward0", "CopySlices")
 
 

@@ -313,3 +313,14 @@ def test_arguments_changed_inside_the_module_are_told() -> None:
         model(torch.ones(2))
     with pytest.raises(hl.Overwritten, match=r"0:input\.x"):
         got["0"].inputs
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_table_has_the_norms_of_nested_tensors(layout: torch.layout) -> None:
+    rows = [torch.ones(3, 2), torch.ones(1, 2)]
+    model = nn.Sequential(nn.ReLU())
+    with hl.capture(model, "0") as got:
+        model(torch.nested.nested_tensor(rows, layout=layout))
+    (row,) = got.table()
+    assert (row["shape"], row["norm"]) == ("nested", pytest.approx(8**0.5))

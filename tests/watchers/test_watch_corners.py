@@ -287,3 +287,19 @@ def test_parameters_of_a_compiled_model_can_be_watched_alone() -> None:
     assert watched.history.steps.tolist() == [0, 1, 2]
     assert (watched.series("0.weight:update", "l2").values > 0).all()
     assert not any(":output" in name for name in addresses(watched))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_training_on_nested_tensors_is_measured_and_judged(layout: torch.layout) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, strict=True) as watch:
+        for _ in range(3):
+            batch = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+            optimizer.zero_grad()
+            torch.nested.to_padded_tensor(model(batch), 0.0).sum().backward()
+            optimizer.step()
+    found = {row["site"]: row["count"] for row in watch.table(stats=("count",))}
+    assert found["1:output"] == 9
+    assert watch.notes == []

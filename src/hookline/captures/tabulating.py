@@ -20,12 +20,16 @@ def _norm(tensor: Tensor | None) -> object:
     if tensor is None:
         return None
     wide = tensor.detach()
+    if wide.is_nested:  # torch has no norm of it
+        wide = torch.cat([one.reshape(-1) for one in wide.unbind()])
     if not (wide.is_floating_point() or wide.is_complex()) or wide.dtype.itemsize < 4:
         wide = wide.to(torch.float32)
     return float(torch.linalg.vector_norm(wide))
 
 
 def _shape(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 

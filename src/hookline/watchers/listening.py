@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._torch import graph_task_id, is_functorch_active, is_tracing
+from hookline._torch import (
+    find_values,
+    graph_task_id,
+    is_functorch_active,
+    is_nested,
+    is_tracing,
+)
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
@@ -346,12 +352,19 @@ class WatchListener(Listener):
                 module=self._name(station.path),
                 type=type(station.module).__name__,
                 dtype=str(value.dtype).removeprefix("torch."),
-                shape=tuple(value.shape),
+                shape=_shape_of(value),
                 source=source_of(station.module, port),
                 more=more,
             )
 
         return describe
+
+
+def _shape_of(value: Tensor) -> tuple[int, ...]:
+    """Give the shape of a value; of a nested one that of its rows together, as it has none."""
+    if not is_nested(value):
+        return tuple(value.shape)
+    return tuple(find_values(value).shape) if value.layout is torch.jagged else (value.numel(),)
 
 
 class CallListener(Listener):

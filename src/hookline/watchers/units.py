@@ -187,7 +187,7 @@ def _is_plain(value: Tensor) -> bool:
         and value.dtype in _KINDS
         and value.layout is torch.strided
         and value.numel() > 0
-        and not value.is_meta
+        and not (value.is_meta or value.is_nested)
         and not is_capturing_cuda_graph(value)
     )
 
