@@ -21,8 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hookline._errors import UnsupportedModel
 from hookline._torch import (
+    find_values,
     graph_task_id,
     is_capturing_cuda_graph,
+    is_gapless,
     is_recomputed,
     may_be_changed,
     preserve_version,
@@ -333,6 +335,8 @@ def _hand_in_both(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Show a value; give what flows on in its place."""
+    if value.is_nested and not is_gapless(value):
+        return value
     keep_decisions()
     if is_recomputed():
         carried: Tensor = _carry_on(value.detach(), key, place)
@@ -343,6 +347,8 @@ def pass_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def _show(value: Tensor) -> Tensor:
     """Give what an operator is shown of a value, so that the compiler goes on as without it."""
+    if value.is_nested:
+        value = find_values(value)
     if not is_inductor():
         return value.detach()
     with torch.no_grad():  # one operation less to trace than a detached one, for every value
@@ -352,6 +358,8 @@ def _show(value: Tensor) -> Tensor:
 
 def pass_both(value: Tensor, key: Tensor, place: str, has_value: bool, way: Way = "own") -> Tensor:
     """Show a value and, when it comes, its gradient; give what flows on in its place."""
+    if value.is_nested and not is_gapless(value):
+        return value
     keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
@@ -378,6 +386,7 @@ def show_output(value: Tensor, key: Tensor, asked: str) -> Tensor:
 
 def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
     """Give a value away; give what flows on in its place."""
+    _refuse_nested(value)
     keep_decisions()
     if is_recomputed():
         if value.requires_grad and torch.is_grad_enabled():
@@ -390,6 +399,7 @@ def hand_one(value: Tensor, key: Tensor, place: str) -> Tensor:
 
 def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tensor:
     """Give a value away and, when it comes, its gradient; give what flows on in its place."""
+    _refuse_nested(value)
     keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
@@ -399,11 +409,21 @@ def hand_both(value: Tensor, key: Tensor, place: str, way: Way = "own") -> Tenso
 
 def hand_gradient(value: Tensor, key: Tensor, place: str, way: Way) -> Tensor:
     """Give the gradient of a value away when it comes; give what flows on in its place."""
+    _refuse_nested(value)
     keep_decisions()
     if is_recomputed():
         return _hand_in_both(value, key, place)
     ticket = _hand(key, key, place)
     return hook_gradient(value, lambda grad: _hand_back_grad(_show(grad), ticket), way)
+
+
+def _refuse_nested(value: Tensor) -> None:
+    """Have the compiler break its graph where a nested tensor is kept, if it may."""
+    if value.is_nested:
+        raise NotImplementedError(
+            "hookline: a nested tensor cannot be kept inside a graph that torch.compile made. Ask "
+            'for the model to be run eagerly: compiled="eager"'
+        )
 
 
 def announce(key: Tensor, place: str) -> None:
