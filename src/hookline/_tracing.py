@@ -31,6 +31,8 @@ _REGIONS = {
 }
 """By the name of an operator that takes functions, what users call it."""
 
+_CALL_CODE = nn.Module._call_impl.__code__
+
 _MUST_ASK = torch.__version__ < "2.12"
 """Whether what a `__dict__` or a subclass of `str` consists of is not followed, only known."""
 
@@ -58,17 +60,19 @@ def traced_calls() -> Iterator[tuple[CodeType | None, Callable[[str], Any]]]:
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
             one = frame.f_locals.get("self")
-            known = getattr(one, "symbolic_locals", None)
-            if known is not None and one is not last:
+            if hasattr(one, "symbolic_locals") and one is not last:
                 last = one
-                yield one.f_code, partial(_traced_variable, known)  # type: ignore[union-attr]
+                yield one.f_code, partial(_traced_variable, one)  # type: ignore[union-attr]
             elif type(one).__name__.startswith("AutogradFunction"):
-                yield None, partial(_traced_variable, {})
+                yield None, lambda name: None
         frame = frame.f_back
 
 
-def _traced_variable(known: dict[str, Any], name: str) -> Any:
-    return getattr(known.get(name), "value", None)
+def _traced_variable(translator: Any, name: str) -> Any:
+    found = translator.symbolic_locals.get(name)
+    if type(found).__name__ == "CellVariable":  # functions inside of it use it too
+        found = translator.output.side_effects.load_cell(found)
+    return getattr(found, "value", None)
 
 
 def list_attributes(value: Any) -> list[str]:
@@ -116,12 +120,19 @@ def _guard(source: Any, kind: str) -> None:
     guards.install_guard(source.make_guard(getattr(guards.GuardBuilder, kind)))
 
 
+def _find_translator() -> Any:
+    """Give what traces the innermost function; None where something else does, as torch.export."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if hasattr(one := frame.f_locals.get("self"), "symbolic_locals"):
+            return one
+        frame = frame.f_back
+    return None
+
+
 def _find_traced(name: str) -> tuple[Any, Any]:
     """Give what stands for a variable of the function that is being traced, and what it changed."""
-    frame: Any = sys._getframe(1)
-    while not hasattr(frame.f_locals.get("self"), "symbolic_locals"):
-        frame = frame.f_back
-    translator = frame.f_locals["self"]
+    translator = _find_translator()
     return translator.symbolic_locals[name].realize(), translator.output.side_effects
 
 
@@ -164,6 +175,18 @@ def _keeps_first(node: fx.Node) -> bool:
 def _name_target(node: fx.Node) -> str:
     name: str = getattr(node.target, "__name__", None) or str(node.target)
     return name
+
+
+@settle_when_traced
+def count_executions() -> int:
+    """Count the executions, in one another, of the module whose hook is being traced."""
+    running = []
+    translator = _find_translator()
+    while translator is not None:
+        if translator.f_code is _CALL_CODE:
+            running.append(_traced_variable(translator, "self"))
+        translator = getattr(translator, "parent", None)
+    return sum(one is running[0] for one in running if isinstance(one, nn.Module))
 
 
 def is_in_region() -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hookline._torch import graph_task_id
 from hookline.hooks.hearing import (
+    AGAIN,
+    BACK,
     BEGIN,
     BESIDE,
     FAULT,
@@ -40,7 +42,7 @@ def is_remark(place: Place) -> bool:
 class VisitEar(Ear):
     """Count the executions of a module for one session, as its hooks would."""
 
-    __slots__ = ("_seen", "current", "frames", "listeners", "session", "station")
+    __slots__ = ("_around", "_seen", "current", "frames", "listeners", "session", "station")
 
     def __init__(self, device: torch.device, session: Session, station: Station) -> None:
         super().__init__(device)
@@ -55,6 +57,8 @@ class VisitEar(Ear):
 
         self._seen: dict[int, set[tuple[Ear, Place]]] = {}
         """What came in the visit under way, by thread."""
+        self._around: dict[int, list[tuple[Visit | None, set[tuple[Ear, Place]]]]] = {}
+        """The executions that those under way are inside of, and what came in them, by thread."""
 
     def visit_of(self, ear: Ear, place: Place) -> Visit | None:
         """Give the visit that a value is of; begin one where none was announced.
@@ -70,11 +74,12 @@ class VisitEar(Ear):
         self._seen.setdefault(thread, set()).add((ear, place))
         return visit
 
-    def _begin(self, thread: int, place: Place) -> Visit | None:
+    def _begin(self, thread: int, place: Place, traced: int = 0) -> Visit | None:
+        """Count an execution; no frame tells of as many around it as are in the graph, with it."""
         self._seen[thread] = set()
         # Graphs run without grad: what is said is how it was where they were traced.
         with torch.set_grad_enabled(place.has_grad):
-            visit = self.session.begin(self.station, thread, graph_task_id())
+            visit = self.session.begin(self.station, thread, graph_task_id(), traced=traced)
         self.current[thread] = visit
         if visit is not None:
             for listener in self.listeners:
@@ -91,8 +96,19 @@ class VisitEar(Ear):
                 self._seen[thread] = set()
                 self.current[thread] = visit
                 return None
+        if place.port == AGAIN:
+            before = self.current.get(thread), self._seen.get(thread, set())
+            self._around.setdefault(thread, []).append(before)
+            self._begin(thread, place, traced=2)
+            return None
+        if place.port == BACK:
+            around = self._around.get(thread)
+            if around:
+                self.current[thread], self._seen[thread] = around.pop()
+            return None
         if place.port in (BEGIN, BESIDE):
-            self._begin(thread, place)
+            self._around.pop(thread, None)  # left behind where a graph has raised
+            self._begin(thread, place, traced=1)
             return None
         call = session.active.get(thread)
         if call is not None and graph_task_id() == -1:

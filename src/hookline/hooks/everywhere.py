@@ -124,7 +124,7 @@ class _GlobalSession(Session):
         self._running.clear()
         self._latest = None
 
-    def begin(self, station: Station, thread: int, task: int) -> Visit | None:
+    def begin(self, station: Station, thread: int, task: int, traced: int = 0) -> Visit | None:
         if task != -1 and checkpoints.is_recompute():
             return self._begin_again(station, task)
         call = self.active[thread]

@@ -28,6 +28,10 @@ RESERVED = "\0" + BREAK + _INNER + WITHOUT + BETWEEN
 
 BEGIN = "begin"
 """The place of no value: an execution of a module begins."""
+AGAIN = "again"
+"""The place of no value: one begins inside of another execution of the same module."""
+BACK = "back"
+"""The place of no value: such a one ends."""
 BESIDE = "beside"
 """The place of no value: one begins, unless a hook that runs beside the graph said so already."""
 END = "end"

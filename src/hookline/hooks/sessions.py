@@ -328,7 +328,7 @@ class Session:
 
     # Calls and visits. Everything below runs for each execution of a station's module.
 
-    def begin(self, station: Station, thread: int, task: int) -> Visit | None:
+    def begin(self, station: Station, thread: int, task: int, traced: int = 0) -> Visit | None:
         """Count an execution of a module; None when this session does not follow it."""
         if task != -1 and checkpoints.is_recompute():
             return self._begin_again(station, task) if self.follows_recompute else None
@@ -339,7 +339,7 @@ class Session:
             self.other_thread_calls += 1
             return None
         if station.is_root:
-            if call is None or call.depth == 0 or not _is_nested(station.module):
+            if call is None or call.depth == 0 or not _is_nested(station.module, traced):
                 call = self._start_call(thread, is_implicit=False)
             call.depth += 1
         elif call is None or (call.depth == 0 and not call.is_implicit):
@@ -461,14 +461,13 @@ def _region_gone(session: weakref.ref[Session]) -> None:
         alive.release()
 
 
-def _is_nested(root: nn.Module) -> bool:
+def _is_nested(root: nn.Module, seen: int) -> bool:
     """Tell whether the root really runs inside itself, or an earlier call was interrupted."""
     frame: FrameType | None = sys._getframe(1)
-    seen = 0
     while frame is not None and seen < 2:
         seen += frame.f_code is CALL_CODE and frame.f_locals.get("self") is root
         frame = frame.f_back
-    return seen == 2
+    return seen >= 2
 
 
 class Handle:

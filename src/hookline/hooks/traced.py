@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._tracing import find_region, is_value_product
+from hookline._tracing import count_executions, find_region, is_value_product
 from hookline.hooks.hearing import (
+    AGAIN,
+    BACK,
     BEGIN,
     BESIDE,
     END,
@@ -273,8 +275,11 @@ class Traced:
 
     def begin(self) -> None:
         """Say that an execution begins."""
+        if not self.beginning:
+            return
+        what = AGAIN if count_executions() > 1 else BEGIN
         for ear in self.beginning:
-            announce(ear.key, write_mode(BEGIN))
+            announce(ear.key, write_mode(what))
 
     def begin_beside(self) -> None:
         """Say that an execution begins of which a hook beside the graph may know."""
@@ -317,6 +322,9 @@ class Traced:
             output = ear.flow("output", output, self.way, received)
         for ear in self.ending:
             announce(ear.key, END)
+        if self.beginning and count_executions() > 1:
+            for ear in self.beginning:
+                announce(ear.key, BACK)
         return output
 
 
