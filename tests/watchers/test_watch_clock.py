@@ -228,9 +228,13 @@ def test_strides_that_share_no_step_but_the_first() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hl.watch(model, every={"**": 2, "fc2": 3}) as watched:
-        train(model, optimizer, 7)
-    assert counts(watched, "fc1") == [None if step % 2 else 20.0 for step in range(7)]
-    assert counts(watched, "fc2") == [None if step % 3 else 10.0 for step in range(7)]
+        for step in range(7):
+            # Nothing is attached in the steps that no stride meets.
+            assert bool(model.fc1._forward_hooks) == (step not in (1, 5))
+            train(model, optimizer, 1)
+    watched_steps = (0, 2, 3, 4, 6)
+    assert counts(watched, "fc1") == [None if step % 2 else 20.0 for step in watched_steps]
+    assert counts(watched, "fc2") == [None if step % 3 else 10.0 for step in watched_steps]
 
 
 def test_sites_that_no_stride_names_are_watched_at_every_step() -> None:

@@ -34,7 +34,7 @@ def run_pace(pace: Pace, steps: int, *, plain: float, added: float) -> list[int]
 
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_without_a_budget_the_stride_is_kept(every: int) -> None:
-    assert run_pace(Pace(every, None), 31, plain=1, added=5) == list(range(0, 31, every))
+    assert run_pace(Pace(every, budget=None), 31, plain=1, added=5) == list(range(0, 31, every))
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def test_without_a_budget_the_stride_is_kept(every: int) -> None:
     [(0.3, 0.03, 10), (0.1, 0.03, 4), (0.02, 0.03, 1), (3.0, 0.01, 300), (1e9, 0.01, 1000)],
 )
 def test_the_stride_follows_the_measured_cost(added: float, budget: float, stride: int) -> None:
-    pace = Pace(1, budget)
+    pace = Pace(1, budget=budget)
     run_pace(pace, 40, plain=1.0, added=added)
     assert pace.stride == stride
 
 
 @pytest.mark.parametrize("added", [0.001, 0.05, 0.3, 2.0])
 def test_the_whole_run_stays_within_the_budget(added: float) -> None:
-    pace = Pace(1, 0.05)
+    pace = Pace(1, budget=0.05)
     steps = 5000
     watched = run_pace(pace, steps, plain=1.0, added=added)
     assert len(watched) * added / steps <= 0.05 * 1.1
@@ -62,7 +62,7 @@ def test_the_whole_run_stays_within_the_budget(added: float) -> None:
 @pytest.mark.parametrize("added", [0.2, 0.5])
 def test_free_steps_are_watched_whatever_they_cost_and_not_paid_for(added: float) -> None:
     steps, free = 2000, 110
-    watched = run_pace(Pace(1, 0.05, free=free), steps, plain=1.0, added=added)
+    watched = run_pace(Pace(1, budget=0.05, free=free), steps, plain=1.0, added=added)
     assert watched[:free] == list(range(free))
     later = [one for one in watched if one >= free]
     assert later[0] <= free + 2
@@ -71,13 +71,13 @@ def test_free_steps_are_watched_whatever_they_cost_and_not_paid_for(added: float
 
 
 def test_free_steps_go_on_until_they_have_cost_ten_seconds() -> None:
-    watched = run_pace(Pace(1, 0.05, free=100), 3000, plain=0.1, added=0.04)
+    watched = run_pace(Pace(1, budget=0.05, free=100), 3000, plain=0.1, added=0.04)
     assert watched[:499] == list(range(499))
     assert len(watched) < 1100
 
 
 def test_a_budget_after_free_steps_leaves_no_long_gap() -> None:
-    watched = run_pace(Pace(1, 0.05, free=100), 2000, plain=1.0, added=3.0)
+    watched = run_pace(Pace(1, budget=0.05, free=100), 2000, plain=1.0, added=3.0)
     gaps = [later - earlier for earlier, later in pairwise(watched)]
     assert max(gaps) == 20
 
@@ -85,7 +85,7 @@ def test_a_budget_after_free_steps_leaves_no_long_gap() -> None:
 @pytest.mark.parametrize(("added", "extras"), [(0.3, 0.0), (2.0, 0.0), (0.1, 1.0), (0.02, 4.0)])
 def test_what_learning_cost_is_paid_back(added: float, extras: float) -> None:
     """Some hundred steps, and the run as a whole is within the budget, extras and all."""
-    pace = Pace(1, 0.05)
+    pace = Pace(1, budget=0.05)
     spent, watched, steps = 0.0, 0, 600
     for step in range(steps):
         due = pace.is_due(step)
@@ -101,7 +101,7 @@ def test_what_learning_cost_is_paid_back(added: float, extras: float) -> None:
 
 
 def test_steps_that_all_have_extras_are_the_usual_ones() -> None:
-    pace = Pace(1, 0.1)
+    pace = Pace(1, budget=0.1)
     watched = []
     for step in range(300):
         due = pace.is_due(step)
@@ -116,7 +116,7 @@ def test_steps_that_all_have_extras_are_the_usual_ones() -> None:
 
 def test_one_slow_step_is_not_taken_for_the_cost_of_extras() -> None:
     """Where every step is watched, a step that compiles may be one with extras."""
-    pace = Pace(1, None)
+    pace = Pace(1, budget=None)
     for step in range(20):
         had_extras = step % 10 == 0
         seconds = 5.0 if step == 10 else 1.0
@@ -125,7 +125,7 @@ def test_one_slow_step_is_not_taken_for_the_cost_of_extras() -> None:
 
 
 def test_the_ratio_leaves_extras_out_and_the_overhead_does_not() -> None:
-    pace = Pace(2, None)
+    pace = Pace(2, budget=None)
     for step in range(40):
         is_watched, had_extras = pace.is_due(step), step % 20 == 10
         cost = 0.5 * is_watched + 3.0 * had_extras
@@ -137,7 +137,7 @@ def test_the_ratio_leaves_extras_out_and_the_overhead_does_not() -> None:
 
 
 def test_the_pace_recovers_when_watching_becomes_cheap() -> None:
-    pace = Pace(1, 0.05)
+    pace = Pace(1, budget=0.05)
     run_pace(pace, 300, plain=1.0, added=1.0)
     assert pace.stride == 20
     for step in range(300, 1500):
@@ -147,13 +147,13 @@ def test_the_pace_recovers_when_watching_becomes_cheap() -> None:
 
 
 def test_a_budget_never_watches_more_often_than_asked() -> None:
-    watched = run_pace(Pace(4, 0.5), 400, plain=1.0, added=0.001)
+    watched = run_pace(Pace(4, budget=0.5), 400, plain=1.0, added=0.001)
     gaps = {later - earlier for earlier, later in pairwise(watched)}
     assert min(gaps) >= 4
 
 
 def test_cost_says_what_was_measured() -> None:
-    pace = Pace(2, None)
+    pace = Pace(2, budget=None)
     assert "too few to tell the cost" in str(pace.cost())
     run_pace(pace, 20, plain=1.0, added=0.5)
     cost = pace.cost()
@@ -164,7 +164,7 @@ def test_cost_says_what_was_measured() -> None:
         "watched 10 of 20 steps; a watched step takes 1.500x (against plain steps), "
         "the whole run 1.250x"
     )
-    alone = Pace(1, None)
+    alone = Pace(1, budget=None)
     run_pace(alone, 10, plain=1.0, added=1.0)
     assert alone.cost().ratio == pytest.approx(2.0 / 1.5)
     assert "by hookline's own time" in str(alone.cost())

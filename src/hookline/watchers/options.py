@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,11 +178,6 @@ class Options:
         if isinstance(self.every, int):
             return {"**": self.every}
         return self.every if "**" in self.every else {"**": 1, **self.every}
-
-    @property
-    def stride(self) -> int:
-        """One step in so many has something to measure."""
-        return math.gcd(*self.strides.values())
 
     @property
     def extras_every(self) -> Mapping[Extras, int | None]:

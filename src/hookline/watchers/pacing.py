@@ -132,8 +132,10 @@ class _Durations:
 class Pace:
     """Decide step by step, and keep the times."""
 
-    def __init__(self, every: int, budget: float | None, *, free: int = 0) -> None:
-        self._every = every
+    def __init__(self, *strides: int, budget: float | None = None, free: int = 0) -> None:
+        self._strides = strides
+        """A step that one of them meets is watched; where there is a budget there is one alone."""
+        self._every = min(strides)
         self._budget = budget
         self._free = free if budget is not None else 0
         """Steps at the start that are watched whatever they cost."""
@@ -154,12 +156,12 @@ class Pace:
         """What watching has cost so far, in plain steps."""
         self._since = 0
         """Steps since the latest watched one."""
-        self.stride = every
+        self.stride = self._every
 
     def is_due(self, step: int) -> bool:
         """Tell whether a step is to be watched; asked once for each step, in order."""
         if self._budget is None:
-            return step % self._every == 0
+            return any(step % one == 0 for one in self._strides)
         self._since += 1
         if self._is_free:
             due = step % self._every == 0

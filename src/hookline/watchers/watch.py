@@ -151,7 +151,8 @@ class Watch:
         self._recorder = Recorder(strict=options.strict)
         self._attachment = self._listens_by(models, options, self._recorder)
         self._compiler = CompilerNotes(models.values())
-        self._pace = Pace(options.stride, options.budget, free=options.budget_from)
+        strides = options.strides.values()
+        self._pace = Pace(*strides, budget=options.budget, free=options.budget_from)
         self._is_wanted = choose_all(models, options)
         self._descriptions = Descriptions()
         for prefix, model in models.items():
