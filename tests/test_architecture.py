@@ -26,7 +26,7 @@ PACKAGE = SOURCE / "hookline"
 
 # Lowest first. A name may import its own layer and those before it.
 LAYERS: list[set[str]] = [
-    {"_errors", "_trees", "_tables", "_torch", "_functions", "_ranks", "_tracing"},
+    {"_errors", "_trees", "_tables", "_torch", "_compiler", "_functions", "_ranks", "_tracing"},
     {"sources"},
     {"addresses"},
     {"stats"},

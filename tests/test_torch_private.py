@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from hookline import _torch
+from hookline import _compiler, _torch
 from hookline.hooks import checkpoints
 from hookline.hooks.limits import count_graphs_per_limit
 
@@ -140,17 +140,17 @@ def test_error_at_the_end_of_backward_reaches_the_caller() -> None:
 
 def test_is_compiled_knows_both_ways_to_compile() -> None:
     module = nn.Linear(1, 1)
-    assert not _torch.is_compiled(module)
-    assert _torch.is_compiled(torch.compile(module, backend="eager"))
+    assert not _compiler.is_compiled(module)
+    assert _compiler.is_compiled(torch.compile(module, backend="eager"))
     module.compile(backend="eager")
-    assert _torch.is_compiled(module)
+    assert _compiler.is_compiled(module)
 
 
 def test_compiled_parts_of_a_model_are_found() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    assert not _torch.has_compiled_part(model)
+    assert not _compiler.has_compiled_part(model)
     model[1].compile(backend="eager")
-    assert _torch.has_compiled_part(model)
+    assert _compiler.has_compiled_part(model)
 
 
 def test_graph_breaks_and_limits_of_the_compiler_are_told() -> None:
@@ -160,18 +160,18 @@ def test_graph_breaks_and_limits_of_the_compiler_are_told() -> None:
         return x * 2
 
     torch._dynamo.reset()
-    before, limits = len(_torch.list_graph_breaks()), _torch.count_recompile_limits()
+    before, limits = len(_compiler.list_graph_breaks()), _compiler.count_recompile_limits()
     with torch._dynamo.config.patch(recompile_limit=1):
         compiled = torch.compile(broken, backend="eager", dynamic=False)
         compiled(torch.ones(2))
-        (where, why), *_ = _torch.list_graph_breaks()[before:]
+        (where, why), *_ = _compiler.list_graph_breaks()[before:]
         assert where.startswith("test_torch_private.py:")
         assert "break" in why
-        assert _torch.count_recompile_limits() == limits
+        assert _compiler.count_recompile_limits() == limits
         compiled(torch.ones(3))
-        assert broken.__code__ in _torch.list_spent_codes(count_graphs_per_limit)
-    assert _torch.count_recompile_limits() > limits
-    assert broken.__code__ not in _torch.list_spent_codes(
+        assert broken.__code__ in _compiler.list_spent_codes(count_graphs_per_limit)
+    assert _compiler.count_recompile_limits() > limits
+    assert broken.__code__ not in _compiler.list_spent_codes(
         count_graphs_per_limit
     )  # more are allowed now
     torch._dynamo.reset()
@@ -187,24 +187,24 @@ def test_functions_that_a_compiled_module_begins_with_are_found() -> None:
     for model in (Own(), nn.Sequential(nn.Tanh())):
         compiled = torch.compile(model, backend="eager")
         compiled(torch.ones(2))
-        assert any(code in seen for code in _torch.list_compiled_codes(compiled))
+        assert any(code in seen for code in _compiler.list_compiled_codes(compiled))
 
 
 def test_is_compile_forced_eager_follows_the_stance() -> None:
     import torch._dynamo
 
-    assert not _torch.is_compile_forced_eager()
+    assert not _compiler.is_compile_forced_eager()
     with torch.compiler.set_stance("force_eager"):
-        assert _torch.is_compile_forced_eager()
-    assert not _torch.is_compile_forced_eager()
+        assert _compiler.is_compile_forced_eager()
+    assert not _compiler.is_compile_forced_eager()
 
 
 def test_forced_eager_holds_and_gives_way_to_what_was_set_meanwhile() -> None:
     import torch._dynamo
 
-    end = _torch.force_eager()
+    end = _compiler.force_eager()
     torch.compiler.set_stance("fail_on_recompile")
-    assert _torch.is_compile_forced_eager()
+    assert _compiler.is_compile_forced_eager()
     end()
     assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
     torch.compiler.set_stance("default")
@@ -476,7 +476,7 @@ def test_storage_number_is_shared_by_aliases_and_not_given_again() -> None:
 def test_inductor_is_noticed_when_it_is_loaded() -> None:
     import torch._inductor.compile_fx  # noqa: F401
 
-    assert _torch.has_inductor()
+    assert _compiler.has_inductor()
 
 
 def test_backward_inside_of_another_is_noticed() -> None:

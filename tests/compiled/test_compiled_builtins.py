@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
-from hookline._torch import is_compiled_if_hooked, is_run_uncompiled
+from hookline._compiler import is_compiled_if_hooked, is_run_uncompiled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

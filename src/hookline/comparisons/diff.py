@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
-from hookline._torch import has_compiled_part
+from hookline._compiler import has_compiled_part
 from hookline.comparisons.arguments import (
     CheckedLoss,
     CheckedOptimizer,

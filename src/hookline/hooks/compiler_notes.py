@@ -8,7 +8,7 @@ from types import CodeType
 
 from torch import nn
 
-from hookline._torch import (
+from hookline._compiler import (
     count_recompile_limits,
     describe_guards,
     is_compiled,

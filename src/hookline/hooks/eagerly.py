@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
+from hookline._compiler import force_eager, is_called_compiled
 from hookline._errors import UnsupportedModel
-from hookline._torch import force_eager, is_called_compiled
 
 Compiled = Literal["graph", "eager"]
 """What a session does with compiled models: reach into their graphs, or run them without."""

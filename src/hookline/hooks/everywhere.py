@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from hookline._compiler import has_compiled_code
 from hookline._errors import AddressError, SessionError
-from hookline._torch import has_compiled_code
 from hookline.addresses import PARAMETER_PORTS, Selection, Selector, Site, parse
 from hookline.addresses.inside import MARKS
 from hookline.addresses.names import find_wrapped

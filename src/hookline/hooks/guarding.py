@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hookline._torch import forget_filtered_graphs
+from hookline._compiler import forget_filtered_graphs
 
 _OF_HOOKS = re.compile(r"\._forward_(pre_)?hooks\b|\.forward\b|\b__hl_taps__\b")
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._torch import is_capturing_cuda_graph, run_uncompiled
+from hookline._compiler import run_uncompiled
+from hookline._torch import is_capturing_cuda_graph
 from hookline._trees import Path
 from hookline.hooks.together import BETWEEN
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from hookline._torch import has_compiled_code
+from hookline._compiler import has_compiled_code
 from hookline.addresses import parse_port
 from hookline.addresses.pattern import escape
 from hookline.addresses.variables import forward_of

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hookline._torch import has_inductor
+from hookline._compiler import has_inductor
 from hookline.hooks.fusion import (
     fuse_the_others,
     mark_copy,

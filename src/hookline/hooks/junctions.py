@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 
 from hookline import _trees
+from hookline._compiler import has_compiled_code
 from hookline._torch import (
     add_forward_hooks,
     graph_task_id,
-    has_compiled_code,
     is_functorch_active,
     move_forward_hooks_last,
     remove_forward_hooks,

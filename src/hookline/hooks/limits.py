@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline._torch import list_graphs
+from hookline._compiler import list_graphs
 from hookline.hooks.module_hooks import PostHook
 
 _DEEPEST = 8

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling, is_exporting
 
-from hookline._torch import graph_task_id, run_uncompiled
+from hookline._compiler import run_uncompiled
+from hookline._torch import graph_task_id
 from hookline._tracing import find_region
 from hookline.hooks.frames import CALL_CODE
 from hookline.hooks.light import hear_lightly, hook_output, wire_lightly

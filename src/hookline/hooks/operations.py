@@ -22,8 +22,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from hookline import _trees
+from hookline._compiler import run_uncompiled
 from hookline._functions import name_function
-from hookline._torch import is_function_mode_on, run_uncompiled
+from hookline._torch import is_function_mode_on
 from hookline.addresses.inside import canonical_operation
 from hookline.hooks import gradients
 from hookline.hooks.aliases import InputTaps

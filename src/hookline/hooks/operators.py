@@ -19,18 +19,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from hookline._compiler import is_recomputed, register_effectful, run_uncompiled, save_in_checkpoint
 from hookline._errors import UnsupportedModel
 from hookline._torch import (
     find_values,
     graph_task_id,
     is_capturing_cuda_graph,
     is_gapless,
-    is_recomputed,
     may_be_changed,
     preserve_version,
-    register_effectful,
-    run_uncompiled,
-    save_in_checkpoint,
     shown_product,
     top_saved_tensor_hooks,
 )

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from hookline._compiler import is_compile_forced_eager, is_compiled
 from hookline._errors import SessionError, UnsupportedModel
-from hookline._torch import is_compile_forced_eager, is_compiled, top_saved_tensor_hooks
+from hookline._torch import top_saved_tensor_hooks
 from hookline.addresses import ModuleTree
 from hookline.addresses.names import Trails
 from hookline.hooks import checkpoints

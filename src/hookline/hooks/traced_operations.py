@@ -15,7 +15,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from hookline._torch import resumed_code, run_uncompiled
+from hookline._compiler import resumed_code, run_uncompiled
 from hookline._tracing import settle_when_traced, traced_calls
 from hookline.addresses.variables import forward_of
 from hookline.hooks.frames import CALL_CODE

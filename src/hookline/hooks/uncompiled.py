@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from hookline._torch import (
+from hookline._compiler import (
     is_compiled_if_hooked,
     is_run_uncompiled,
     leave_uncompiled,

@@ -19,13 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling, is_exporting
 
+from hookline._compiler import run_uncompiled
 from hookline._errors import EditError
-from hookline._torch import (
-    graph_task_id,
-    is_functorch_active,
-    run_uncompiled,
-    top_saved_tensor_hooks,
-)
+from hookline._torch import graph_task_id, is_functorch_active, top_saved_tensor_hooks
 from hookline.hooks import checkpoints
 from hookline.hooks.frames import Frame
 from hookline.hooks.inside import Asked, flow

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from hookline._torch import has_compiled_part
+from hookline._compiler import has_compiled_part
 from hookline.diffs.measuring import relative_error
 from hookline.diffs.tolerances import TABLE, read_precision
 from hookline.recordings.course import MakeSite

@@ -11,8 +11,8 @@ from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
 from hookline import _trees
+from hookline._compiler import has_compiled_part
 from hookline._errors import UnsupportedModel
-from hookline._torch import has_compiled_part
 from hookline.addresses import ModuleTree
 from hookline.addresses.variables import has_forward
 from hookline.diffs.traces import TraceFacts

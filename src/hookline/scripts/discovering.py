@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline._torch import graph_task_id, is_compiled, is_functorch_active, is_tracing
+from hookline._compiler import is_compiled
+from hookline._torch import graph_task_id, is_functorch_active, is_tracing
 from hookline.scripts.owners import (
     Census,
     find_name,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from hookline._torch import run_uncompiled
+from hookline._compiler import run_uncompiled
 
 
 class CallHearer(Protocol):

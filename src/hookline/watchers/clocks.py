@@ -23,7 +23,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hookline._torch import gradient_scale, graph_task_id, leave_uncompiled, run_uncompiled
+from hookline._compiler import leave_uncompiled, run_uncompiled
+from hookline._torch import gradient_scale, graph_task_id
 from hookline.watchers.guarding import Guard
 
 _outside = functools.partial(

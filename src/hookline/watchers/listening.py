@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import _trees
-from hookline._torch import (
-    find_values,
-    graph_task_id,
-    is_functorch_active,
-    is_nested,
-    is_tracing,
-)
+from hookline._torch import find_values, graph_task_id, is_functorch_active, is_nested, is_tracing
 from hookline._trees import Path
 from hookline.addresses import Site, format_place
 from hookline.addresses.pattern import escape
