@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def hook(model: nn.Module, x: Tensor, **how: Any) -> Result:
     return y, seen[0]
 
 
+def record(model: nn.Module, x: Tensor, folder: Path) -> Tensor:
+    with hl.record(model, folder, calibrate=False) as recording:
+        y: Tensor = model(x)
+        y.sum().backward()
+        recording.step()
+    return y
+
+
 OPENING: list[Callable[..., Result]] = [capture, capture_later, edit, watch, register, hook]
 
 
@@ -80,6 +89,18 @@ def test_with_a_full_graph_the_way_out_is_named(opening: Callable[..., Result]) 
     compiled = torch.compile(opening, backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match="open it around the call of what is compiled"):
         compiled(model, x)
+    assert not len(hl.inventory(model))
+
+
+def test_recording_inside_is_that_of_an_eager_run(tmp_path: Path) -> None:
+    model, x = Stack(1), torch.randn(3, 6)
+    compiled = torch.compile(record, backend="aot_eager")
+    assert torch.equal(compiled(model, x, tmp_path / "a"), record(model, x, tmp_path / "b"))
+    one, other = (
+        hl.open_run(tmp_path / name).series(f"{SITE}:output.grad", "absmax").values for name in "ab"
+    )
+    assert len(one) == 1
+    assert one == pytest.approx(other, abs=0)
     assert not len(hl.inventory(model))
 
 

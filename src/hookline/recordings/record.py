@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hookline._errors import NoSuchSite, UnsupportedModel
 from hookline.addresses import Selector
+from hookline.hooks.uncompiled import outside_of_graphs
 from hookline.recordings.attaching import TraceAttachment
 from hookline.recordings.calls import INPUTS, read_arguments, write_call
 from hookline.recordings.floors import calibrate_floors
@@ -36,6 +37,7 @@ from hookline.watchers.options import Options
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
+@outside_of_graphs
 def record(
     model: Models,
     path: str | os.PathLike[str],
@@ -163,6 +165,7 @@ class Recording:
             self._watch.flush()
         return open_run(self.folder)
 
+    @outside_of_graphs
     def step(self) -> None:
         """End the step under way: for loops without an optimizer of torch's."""
         if self._watch is not None:
@@ -178,14 +181,17 @@ class Recording:
         if self._watch is not None:
             self._watch.flush()
 
+    @outside_of_graphs
     def close(self) -> None:
         """End the recording: the model is as before, the run is complete on disk."""
         if self._watch is not None:
             self._watch.close()
 
+    @outside_of_graphs
     def __enter__(self) -> Recording:
         return self
 
+    @outside_of_graphs
     def __exit__(self, *exception: Any) -> None:
         if self._watch is not None:
             self._watch.__exit__(*exception)
