@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from blocks import WAYS, Stack, count
@@ -103,7 +106,7 @@ def test_functions_that_nobody_listens_in_have_the_limit_of_torch() -> None:
 class Holder:
     """Hold a model where a function does not show it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -112,9 +115,24 @@ class Holder:
 
 
 @few
+def test_models_in_an_object_or_a_container_are_found() -> None:
+    model, x = Stack(1), torch.randn(3, 6)
+    holder, models = Holder(model), {"a": model}
+    ways: list[Callable[[Tensor], Tensor]]
+    ways = [holder.__call__, lambda x: holder(x), lambda x: models["a"](x)]
+    for way in ways:
+        torch._dynamo.reset()
+        call = torch.compile(way, backend="aot_eager", fullgraph=True)
+        for site in ("norm", "wide", "act", "narrow"):
+            with hl.capture(model, f"blocks.0.{site}") as got:
+                call(x)
+            assert len(got) == 1
+
+
+@few
 def test_model_that_is_out_of_sight_is_counted_as_by_torch() -> None:
     model, x = Stack(1), torch.randn(3, 6)
-    holder = Holder(model)
+    holder = Holder(Holder(model))
     call = torch.compile(lambda x: holder(x), backend="aot_eager", fullgraph=True)
     for site in ("norm", "act"):
         with hl.capture(model, f"blocks.0.{site}") as got:
@@ -123,3 +141,34 @@ def test_model_that_is_out_of_sight_is_counted_as_by_torch() -> None:
     with pytest.raises(FailOnRecompileLimitHit) as caught:
         call(x)
     assert has_note(caught.value)
+
+
+class Unbound:
+    """Say of itself that it is of no class, as a proxy does that nothing is bound to."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("nothing is bound")
+
+
+class Early(nn.Module):
+    """Call what is compiled before it is a module."""
+
+    def __init__(self) -> None:
+        self.first = early(torch.ones(2), self)
+        super().__init__()
+
+
+@torch.compile(backend="eager")
+def early(x: Tensor, owner: object) -> int:
+    return len(UNBOUND) if x.shape[0] > 2 else x.shape[0]
+
+
+UNBOUND: Any = Unbound()
+
+
+def test_what_users_made_is_not_asked() -> None:
+    model = Stack(1)
+    with hl.capture(model, "blocks.0.act"):  # from here on frames are looked at
+        torch.compile(model, backend="eager")(torch.randn(2, 6))
+    assert Early().first == 2

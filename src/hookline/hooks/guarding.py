@@ -18,7 +18,8 @@ from typing import Any
 
 from hookline._compiler import forget_filtered_graphs
 
-_OF_HOOKS = re.compile(r"\._forward_(pre_)?hooks\b|\.forward\b|\b__hl_taps__\b")
+_OF_HOOKS = re.compile(r"\._forward_(pre_)?hooks\b|\.forward(\.__code__)?$|\b__hl_taps__\b")
+"""What they are guards of. What a user's own forward holds is none of it."""
 
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 """The guards of the graphs that were made since they are kept."""

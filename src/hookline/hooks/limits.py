@@ -7,13 +7,14 @@ same. Counted with all others they would use up `torch._dynamo.config.recompile_
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from types import MethodType
+from collections.abc import Hashable, Iterable, Iterator
+from types import MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,9 @@ from hookline._compiler import list_graphs
 from hookline.hooks.module_hooks import PostHook
 
 _DEEPEST = 8
+
+_FOREIGN = ("builtins", "torch")
+"""Where the classes are defined whose instances hold no models."""
 
 _NOBODY: Hashable = ()
 
@@ -86,21 +90,54 @@ def _patch() -> None:
 
 def _find_listeners(frame: Any) -> Hashable:
     """Say who listens, and at what, in the models that a function has at hand."""
-    code = frame.f_code
-    values = [*frame.f_locals.values(), *(frame.f_globals.get(name) for name in code.co_names)]
-    owners = (one.__self__ if isinstance(one, MethodType) else one for one in values)
-    models = dict.fromkeys(one for one in owners if isinstance(one, nn.Module))
-    return tuple(one for model in models for one in _list_listeners(model))
+    with contextlib.suppress(Exception):  # what users made may raise wherever it is looked at
+        models = dict.fromkeys(_list_models(frame))
+        return tuple(one for model in models for one in _list_listeners(model))
+    return _NOBODY
+
+
+def _list_models(frame: Any) -> Iterator[nn.Module]:
+    names = frame.f_code.co_names
+    for one in [*frame.f_locals.values(), *(frame.f_globals.get(name) for name in names)]:
+        owner = one.__self__ if type(one) is MethodType else one
+        for value in (owner, *_list_parts(owner)):
+            if issubclass(type(value), nn.Module):
+                yield value
+
+
+def _list_parts(owner: Any) -> Iterable[Any]:
+    """Give what a container holds, or an object of a user's class."""
+    kind = type(owner)
+    if kind in (list, tuple):
+        return tuple(owner)
+    if kind is not dict:
+        is_plain = kind.__module__ in _FOREIGN or issubclass(kind, (nn.Module, type, ModuleType))
+        owner = None if is_plain else getattr(owner, "__dict__", None)
+    return tuple(owner.values()) if type(owner) is dict else ()
 
 
 def _list_listeners(model: nn.Module) -> Iterator[Hashable]:
-    for path, module in model.named_modules():
-        for hook in module._forward_hooks.values():
+    for path, module in _walk(model, "", set()):
+        own = module.__dict__
+        for hook in tuple(own.get("_forward_hooks", {}).values()):
             if type(hook) is PostHook:
-                yield path, _describe(hook.junction.traced, _DEEPEST)
-        forward = module.__dict__.get("forward")
+                traced = hook.junction.traced
+                is_short = getattr(traced, "shown", None) is not None  # nearly always, in a watch
+                yield path, traced.asked if is_short else _describe(traced, _DEEPEST)
+        forward = own.get("forward")
         if hasattr(forward, "hookline_original"):
             yield path, getattr(forward, "__code__", None)
+
+
+def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """Give a module and those in it, whatever its class makes of `named_modules`."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, inner in tuple((module.__dict__.get("_modules") or {}).items()):
+        if inner is not None:
+            yield from _walk(inner, f"{path}.{name}", seen)
 
 
 def _describe(thing: Any, depth: int) -> Hashable:
