@@ -51,7 +51,7 @@ from hookline.hooks.sparing import hear_of_compiling
 _tickets: dict[int, Gradient] = {}
 _ears: weakref.WeakValueDictionary[int, Ear] = weakref.WeakValueDictionary()
 """By tickets that may have been copied, who knows whom to tell."""
-_MOST_TOLD = 4096
+_MOST_TOLD = 1 << 16
 """How many of these one ear knows: nobody says when the last copy of a ticket is gone."""
 _numbers = itertools.count(1)
 
