@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 
@@ -125,3 +126,31 @@ def test_all_visits_are_measured(kind: type[nn.Module], way: Callable[..., Any])
     assert heard.keys() == truth.keys()
     for site, values in truth.items():
         assert heard[site] == pytest.approx(values), site
+
+
+class InRegion(nn.Module):
+    """Run a module that calls itself in a checkpointed region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Again()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
+
+
+def test_what_cannot_be_followed_in_a_region_is_run_as_it_is_or_refused() -> None:
+    model, x = InRegion(), torch.randn(2, 4, requires_grad=True)
+
+    def capture(run: Any) -> list[Tensor]:
+        with hl.capture(model, "inner", grads=True) as got:
+            run(x).sum().backward()
+        outputs = [got["inner", visit].output for visit in range(3)]
+        return [*outputs, *(one.grad for one in outputs)]
+
+    heard = capture(torch.compile(model, backend="aot_eager"))
+    torch.testing.assert_close(heard, capture(model))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="calls itself inside a checkpointed region"):
+        capture(torch.compile(model, backend="aot_eager", fullgraph=True))

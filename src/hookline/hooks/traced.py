@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline._errors import UnsupportedModel
-from hookline._tracing import count_executions, find_region, is_value_product
+from hookline._tracing import count_executions, find_region, is_in_checkpoint, is_value_product
 from hookline.hooks.hearing import (
     AGAIN,
     BACK,
@@ -278,6 +278,11 @@ class Traced:
         if not self.beginning:
             return
         what = AGAIN if count_executions() > 1 else BEGIN
+        if what == AGAIN and is_in_checkpoint():
+            raise UnsupportedModel(
+                "a module that calls itself inside a checkpointed region cannot be followed in a "
+                f"graph that torch.compile made: nothing tells there which call ends. {EAGERLY}"
+            )
         for ear in self.beginning:
             announce(ear.key, write_mode(what))
 
